@@ -1,9 +1,8 @@
-//! Measures the cost of a token besides the model, on the best device of this machine. It compares
-//! greedy sampling with the whole chain of filters, for small and large vocabularies. Run it with
-//! `cargo bench -p rust-mlx-metal-backend --bench sampling`.
+//! Measures the time per token without the model, on the best device of this machine. Compares
+//! greedy sampling with all sampling filters together, for small and large vocabularies. Run it
+//! with `cargo bench -p rust-mlx-metal-backend --bench sampling`.
 //!
-//! The difference to `greedy` is the cost of sampling for each token. It includes building the
-//! graph, the draw, and reading the token's id.
+//! The difference from `greedy` is the cost of the filters and of the draw.
 
 use divan::Bencher;
 use inference::GenerateOptions;
@@ -25,12 +24,12 @@ fn stream() -> Stream {
     Stream::default_of(device).unwrap()
 }
 
-/// Logits with the shape of a model's logits: a few probable tokens and a long tail.
+/// Returns logits that are distributed like a model's: a few probable tokens and a long tail.
 fn logits(vocabulary: usize) -> Array {
     let mut state = 1u64;
     let values: Vec<f32> = (0..vocabulary)
         .map(|_| {
-            // The sum of twelve uniform numbers is close enough to a normal distribution.
+            // The sum of twelve uniform numbers approximates a normal distribution.
             let sum: f32 = (0..12)
                 .map(|_| {
                     state = state
@@ -108,7 +107,7 @@ fn everything(bencher: Bencher<'_, '_>, vocabulary: usize) {
     run(bencher, vocabulary, &options);
 }
 
-/// The cost of a grammar's mask: copying its bits to the device, and the choice among the allowed
+/// Measures a grammar's mask: copying its bits to the device, and the choice among the allowed
 /// tokens. Computing the bits is not included.
 #[divan::bench(args = VOCABULARIES)]
 fn mask(bencher: Bencher<'_, '_>, vocabulary: usize) {

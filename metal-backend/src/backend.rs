@@ -47,9 +47,10 @@ pub fn architectures() -> Vec<&'static str> {
     arch::names().collect()
 }
 
-/// The architecture names in GGUF files with the `model_type` of each, sorted. GGUF files store
-/// Mistral and Mixtral as llama; Mixtral is recognized by its experts. They store OLMo 3 as olmo2
-/// with a sliding window.
+/// The architecture names in GGUF files with the `model_type` of each, sorted.
+///
+/// GGUF files store Mistral and Mixtral as `llama`; a model with experts is Mixtral. They store
+/// OLMo 3 as `olmo2`; a model with a sliding window is OLMo 3.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
     let families = Family::all().iter();
@@ -178,7 +179,8 @@ impl MlxBackend {
         if let Some(draft) = &options.draft_model {
             // The draft model and its heads are small, so its cache is not quantized.
             let plain = options.clone().with_kv_bits(None);
-            // The plan refers to the main model's layers, so the draft model is dense.
+            // A feed-forward plan names layers of the main model, so it does not fit the draft
+            // model.
             let plain = (plain.with_feed_forward(FeedForwardPlan::dense()))
                 .with_vindex(None)
                 .with_walk_only(false)
@@ -209,8 +211,9 @@ impl MlxBackend {
     }
 }
 
-/// Everything that changes computed keys and values, besides the model, its adapter and the kinds
-/// of its caches. Another version of the program may compute other values.
+/// Describes the settings that change computed keys and values, besides the model, its adapter and
+/// the type of its caches. Includes the program's version, because another version may compute
+/// other values.
 fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
     let compute = info.compute_type.map_or("", ComputeType::as_str);
     format!(
@@ -223,7 +226,7 @@ fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
     )
 }
 
-/// The model on an engine: an encoder or a decoder.
+/// Creates the model type for `engine`: an encoder or a decoder.
 fn model_on(engine: Arc<Engine>) -> Result<Box<dyn TextModel>> {
     Ok(match engine.is_encoder()? {
         true => Box::new(EncoderModel::new(engine)),

@@ -139,14 +139,15 @@ pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Res
     }
 }
 
-/// The first rank whose words differ from those of rank 0.
+/// Returns the first rank whose words differ from those of rank 0.
 fn first_unlike(all: &[i32], each: usize) -> Option<usize> {
     let mut ranks = all.chunks(each.max(1));
     let first = ranks.next()?;
     ranks.position(|other| other != first).map(|n| n + 1)
 }
 
-/// An FNV-1a hash of a text as 16-bit words. Every group backend sends such words without loss.
+/// Returns an FNV-1a hash of a text as 16-bit words. Every group backend transfers such words
+/// without loss.
 fn words(text: &str) -> [i32; 4] {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)

@@ -17,8 +17,8 @@ use crate::inspect::pooled_states;
 use crate::sentence::{Scorer, pooled};
 use crate::text::ChatOptions;
 
-/// The maximum number of tokens per encoder pass, except that a longer text is one pass. With this
-/// limit, the intermediate results of a block fit the processor's caches.
+/// The maximum number of tokens per encoder pass; a longer text gets its own pass. With this limit,
+/// the intermediate results of a block fit the processor's caches.
 const PACK: usize = 1024;
 
 /// The token ids of a text or of a text pair, and their segment types.
@@ -27,10 +27,10 @@ struct Text {
     types: Vec<u32>,
 }
 
-/// The token ids of a prompt for the model.
+/// Returns the token ids of a prompt.
 ///
 /// # Errors
-/// As [`inference::EmbeddingModel::embedding_tokens`].
+/// The errors of [`inference::EmbeddingModel::embedding_tokens`].
 pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
     let ids = engine.sentence().tokens(engine.text(), prompt, options)?;
     engine.check_prompt(&ids)?;
@@ -40,7 +40,7 @@ pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Resul
 /// Computes one vector per prompt.
 ///
 /// # Errors
-/// As [`inference::EmbeddingModel::embed`].
+/// The errors of [`inference::EmbeddingModel::embed`].
 pub fn embed(
     engine: &Engine,
     prompts: &[Prompt],
@@ -96,7 +96,7 @@ pub fn embed(
 /// Computes one score per document.
 ///
 /// # Errors
-/// As [`inference::RerankModel::rerank`].
+/// The errors of [`inference::RerankModel::rerank`].
 pub fn rerank(
     engine: &Engine,
     (query, documents): (&str, &[String]),
@@ -170,8 +170,9 @@ fn classified(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// Scores documents with a decoder that reads query and document. If the chat template has a role
-/// for each, the template combines them. Otherwise they are concatenated.
+/// Scores documents with a decoder that reads the query and the document in one prompt. If the chat
+/// template has the roles `query` and `document`, it builds the prompt. Otherwise both texts are
+/// concatenated.
 fn judged(
     engine: &Engine,
     scorer: &Scorer,
@@ -221,7 +222,7 @@ fn judged(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// The token ids of a query and a document together.
+/// Returns the token ids of a query and a document in one prompt.
 fn question(
     engine: &Engine,
     scorer: &Scorer,
@@ -270,7 +271,7 @@ fn question(
             ids.len()
         ));
     }
-    // If the text is too long, the document is truncated. Tokens around the document are kept.
+    // Truncates only the document, so that the template's tokens around it remain.
     let mut document_ids = text.tokenizer().encode_plain(document)?;
     let mut over = ids.len() - most;
     while document_ids.len() > over {
@@ -286,7 +287,7 @@ fn question(
     ))
 }
 
-/// The logits after the last token of each prompt.
+/// Computes the logits after the last token of each prompt.
 fn last_logits(
     engine: &Engine,
     prompts: &[Vec<u32>],

@@ -1,6 +1,6 @@
-//! Reads a model's weights from its files layer by layer: feed-forward features, the tokens that
-//! these features promote, and the other tensors. It generates no text. If the family's layers can
-//! be read one by one, only one layer and the head are in memory.
+//! Reads weights from a model's files layer by layer: feed-forward features, the tokens that these
+//! features promote, and the other tensors. Holds only one layer and the head in memory if the
+//! family supports loading single layers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use crate::loader::{OwnStage, StageReads};
 use crate::nn::FeedForward;
 use crate::text::TextPipeline;
 
-/// The number of states whose logits are computed at a time, if not all logits are kept in memory.
+/// The number of states per call if the decoder computes the greatest logits without storing all
+/// logits.
 const STATES: usize = 4096;
 
-/// The maximum bytes of logits computed at a time. Each block of the head is dequantized once for
-/// all these logits, so larger is faster.
+/// The maximum bytes of logits computed at a time. Each block of the head is dequantized once per
+/// call, so larger is faster.
 const LOGIT_BYTES: usize = 48 << 20;
 
 /// A tensor that is not part of the feed-forward features.
@@ -39,7 +40,7 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
-    /// The name in transformers.
+    /// Returns the tensor's name in transformers.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -58,7 +59,7 @@ impl NamedTensor {
         sizes.iter().map(|d| d.unsigned_abs() as usize).collect()
     }
 
-    /// The values, row-major, in the form in which the model computes with them.
+    /// Returns the values as float32, row-major. Quantized weights are dequantized.
     ///
     /// # Errors
     /// If memory runs out.
@@ -80,7 +81,7 @@ pub struct ExtractedLayer {
     pub tensors: Vec<NamedTensor>,
 }
 
-/// A division of the model into single layers. The group has only this process, so nothing is sent.
+/// A pipeline split into single layers. The group contains only this process, so nothing is sent.
 type Division = (Arc<PipelineSplit>, Group);
 
 /// A decoder, or a part of one.
@@ -99,7 +100,7 @@ pub struct Extractor {
     architecture: String,
     /// The division into single layers; `None` if the family does not support it.
     split: Option<Division>,
-    /// The norm, the head and the token embedding; or the whole model if it is not divided.
+    /// Norm, head and token embedding; the whole model if it is not divided into layers.
     ends: Opened,
 }
 
@@ -114,7 +115,7 @@ impl Extractor {
     /// their defaults.
     ///
     /// # Errors
-    /// As [`inference::load_model`].
+    /// The errors of [`inference::load_model`].
     pub fn open(path: &Path, options: &LoadOptions) -> Result<Self> {
         options.validate()?;
         if let Some(name) = options.first_not_of(&["dtype", "precision"])? {
@@ -174,7 +175,7 @@ impl Extractor {
         self.config.vocab_size
     }
 
-    /// Whether layers are read one by one. Otherwise the whole model is in memory.
+    /// Whether layers are read one at a time. Otherwise the whole model is in memory.
     #[must_use]
     pub fn reads_layers(&self) -> bool {
         self.split.is_some()
@@ -183,7 +184,7 @@ impl Extractor {
     /// A layer's features and other tensors.
     ///
     /// # Errors
-    /// As [`inference::AttentionInspector::feed_forward_weights`].
+    /// The errors of [`inference::AttentionInspector::feed_forward_weights`].
     pub fn layer(&self, layer: usize) -> Result<ExtractedLayer> {
         if layer >= self.layers() {
             return Err(Error::new(
@@ -199,12 +200,12 @@ impl Extractor {
             let (_, opened) = opened(&self.path, &self.options, self.place, part)?;
             self.extracted(&opened, 0, layer)
         });
-        // Cached buffers may not suit the formats of the next layer, so they are freed.
+        // The next layer may need buffers of other sizes, so cached buffers are freed.
         memory::clear_cache().map_err(engine("weights"))?;
         read
     }
 
-    /// Reads the layer at index `at` of a decoder.
+    /// Returns the features and tensors of `layer`, which has the index `at` in the decoder `from`.
     fn extracted(&self, from: &Opened, at: usize, layer: usize) -> Result<ExtractedLayer> {
         let part = from.decoder.feed_forward(at).map(FeedForward::trained);
         let mixes = matches!(part, Some(FeedForward::Mixture(_)));
@@ -222,16 +223,17 @@ impl Extractor {
         Ok(ExtractedLayer { features, tensors })
     }
 
-    /// The tensors outside the layers: the token embedding, the last norm, and the head if it is
-    /// not tied.
+    /// Returns the tensors outside the layers: the token embedding, the last norm, and the head if
+    /// it is not tied.
     #[must_use]
     pub fn ends(&self) -> Vec<NamedTensor> {
         let all = self.ends.tensors.iter();
         all.filter(|tensor| !of_layer(tensor)).cloned().collect()
     }
 
-    /// For each hidden state, the `k` greatest logits by the model's last norm and head, in
-    /// descending order, with their tokens. `states` is `[states, hidden]`, row-major.
+    /// Returns the `k` greatest logits of each hidden state in descending order, with their tokens.
+    /// The logits come from the model's last norm and head. `states` is `[states, hidden]`,
+    /// row-major.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if the length of `states` is not a multiple of the hidden size;
@@ -276,14 +278,14 @@ impl Extractor {
         })
     }
 
-    /// The states `[states, hidden]` as an array `[1, states, hidden]`.
+    /// Converts the states `[states, hidden]` to an array `[1, states, hidden]`.
     fn states(&self, states: &[f32]) -> mlx_rs_core::Result<Array> {
         let size = |n: usize| i32::try_from(n).unwrap_or(-1);
         let hidden = self.hidden_size();
         Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])
     }
 
-    /// Computes the greatest logits without all logits in memory; `None` if the model does not
+    /// Computes the greatest logits without storing all logits; `None` if the model does not
     /// support it.
     fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Option<Vec<Greatest>>> {
         let greatest = self
@@ -301,8 +303,8 @@ impl Extractor {
         pairs(greatest, k)
     }
 
-    /// The contents of `config.json` (without its quantization) and of the tokenizer's files, each
-    /// with its file name.
+    /// Returns `config.json` (without its quantization) and the tokenizer's files, each with its
+    /// file name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for a file that cannot be read.
@@ -358,7 +360,7 @@ fn of_layer(tensor: &NamedTensor) -> bool {
     parts.any(|part| part.parse::<usize>().is_ok())
 }
 
-/// Builds the decoder for a part of the model, or for all of it.
+/// Builds the decoder for `part` of the model, or for all of it.
 fn opened(
     path: &Path,
     options: &LoadOptions,

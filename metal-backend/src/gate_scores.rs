@@ -1,6 +1,5 @@
-//! Computes the gates of a layer for given states from a vindex, with one matrix product for all
-//! features of the layer. It reads no other part of a model. `nn/walk.rs` uses features inside a
-//! model.
+//! Computes the gates of a layer from a vindex, with one matrix product for all features of the
+//! layer. Reads no other weights of the model. `nn/walk.rs` uses features inside a model.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +11,7 @@ use mlx_rs_core::{Array, Device, Stream};
 use crate::error::engine;
 use crate::exec::{FeatureNumbers, gate_products};
 
-/// The gate rows of a vindex, mapped into memory. The CPU multiplies by them directly.
+/// The gate rows of a vindex, mapped into memory. The CPU reads them in place.
 #[derive(Debug)]
 pub struct GateScores {
     vindex: Vindex,
@@ -37,9 +36,10 @@ impl GateScores {
         })
     }
 
-    /// The gates of all features of a layer for `states`, with bias and before the activation
-    /// function: `[states, hidden] -> [states, features]`, row-major. `states` are inputs of the
-    /// layer's feed-forward part, after the norm. The layer's bytes are checked against their hash.
+    /// Returns the gates of all features of a layer for `states`, with bias and before the
+    /// activation function: `[states, hidden] -> [states, features]`, row-major. `states` are
+    /// inputs of the layer's feed-forward block, after the norm. Checks the layer's bytes against
+    /// their hash.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if the length of `states` is not a multiple of the hidden size;

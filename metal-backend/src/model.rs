@@ -51,7 +51,7 @@ impl MlxModel {
         &self.engine
     }
 
-    /// This model; `None` if this process has only a part of the model.
+    /// Returns this model; `None` if this process has only a share of the model.
     fn unless_part(&self) -> Option<&Self> {
         (!self.engine.is_part()).then_some(self)
     }
@@ -60,7 +60,7 @@ impl MlxModel {
         Generation::new(Arc::clone(&self.engine), ids, options)
     }
 
-    /// Runs requests together, at most [`TOGETHER`] at a time, and returns their results.
+    /// Runs requests in one batch, at most [`TOGETHER`] at a time, and returns their results.
     fn run_batch(&self, prompts: &[Prompt], options: &GenerateOptions) -> Result<Vec<BatchResult>> {
         options.validate()?;
         let mut batch = Batch::new(Arc::clone(&self.engine));
@@ -334,7 +334,7 @@ impl PromptCacheModel for MlxModel {
 }
 
 impl MlxModel {
-    /// The content of a file, and the adapter's epoch in which the file was read.
+    /// Reads a prompt cache. Returns its content and the adapter's epoch in which it was read.
     fn read_prompt_cache(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
@@ -385,7 +385,7 @@ impl RoutedModel for MlxModel {
 }
 
 impl MlxModel {
-    /// As [`TokenModel::logits`], with edits of activations applied.
+    /// Computes the logits as [`TokenModel::logits`] does, and applies edits of activations.
     fn edited_logits(
         &self,
         prompt: &Prompt,
@@ -437,7 +437,7 @@ impl MlxModel {
     }
 }
 
-/// The text of token ids. All ids must be in the vocabulary.
+/// Decodes token ids to text. All ids must be in the vocabulary.
 fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     let tokenizer = engine.text().tokenizer();
     if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
@@ -449,7 +449,7 @@ fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     tokenizer.decode(ids)
 }
 
-/// The token ids of a text, as [`TextModel::generate`] would encode it with this `add_special`.
+/// Encodes a text as [`TextModel::generate`] would with this `add_special`. Returns the token ids.
 fn encoded(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>> {
     match add_special {
         true => engine.text().encode_prompt(text),

@@ -60,7 +60,7 @@ pub struct ModelReport {
 pub struct MemoryNeeds {
     /// The compute type.
     pub compute_type: ComputeType,
-    /// All weights after loading. Loading refuses a model by this estimate.
+    /// Bytes of all weights after loading. Loading fails if they exceed the available memory.
     pub weights: u64,
     /// Keys and values of one token, quantized if the options say so; 0 without KV caches.
     pub cache_per_token: u64,
@@ -68,14 +68,14 @@ pub struct MemoryNeeds {
     pub state: u64,
     /// The memory available now.
     pub available: u64,
-    /// The number of prompt and reply tokens together that fit, at most 2^31 - 1 (the maximum
-    /// position). `None` if the weights do not fit.
+    /// The maximum number of prompt and reply tokens together, limited by memory and by the maximum
+    /// position 2^31 - 1. `None` if the weights do not fit into memory.
     pub room_for_tokens: Option<u64>,
 }
 
 impl ModelReport {
     /// Describes the model at `path` as `backend` would load it, with the compute type `compute`.
-    /// `None` means the best available backend of this engine, and the backend's default type. The
+    /// `None` selects the best available backend of this engine, or the backend's default type. The
     /// name of another engine's backend counts as `None`.
     ///
     /// # Errors
@@ -89,8 +89,8 @@ impl ModelReport {
     /// Describes the model as these options would load it, with their adapter.
     ///
     /// # Errors
-    /// As [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do not match
-    /// the model, if the headers show this.
+    /// The errors of [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do
+    /// not match the model, if the headers show this.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let place = Place::named_or_best(options.backend.as_deref());
         check_attention_sums(options, place)?;
@@ -163,8 +163,8 @@ impl ModelReport {
     }
 }
 
-/// The share of the model at `path` that each of `processes` processes would load, from the
-/// headers. `backend` and `compute` are as in [`ModelReport::read`].
+/// Returns the share of the model at `path` that each of `processes` processes would load, read
+/// from the headers. `backend` and `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
 /// Errors of loading a divided model. Kind `Unsupported` names the part that cannot be divided.
@@ -180,11 +180,11 @@ pub fn split_plan(
         .map_err(|e| Error::from(e).with_path(path))
 }
 
-/// The layers of the model at `path` that each of `processes` processes would load. `backend` and
-/// `compute` are as in [`ModelReport::read`].
+/// Returns the layers of the model at `path` that each of `processes` processes would load.
+/// `backend` and `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
-/// As [`split_plan`].
+/// The errors of [`split_plan`].
 pub fn pipeline_plan(
     path: &Path,
     backend: Option<&str>,
@@ -196,8 +196,8 @@ pub fn pipeline_plan(
         .map_err(|e| Error::from(e).with_path(path))
 }
 
-/// Bytes available to a new program: the kernel's estimate, limited by the control group. If
-/// neither is known, the machine's memory.
+/// Returns the bytes available to a new program: the kernel's estimate, limited by the control
+/// group. Returns the machine's memory if neither is known.
 #[must_use]
 pub fn available_memory() -> u64 {
     let read = |path: &str| fs::read_to_string(path).ok();

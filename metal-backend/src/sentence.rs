@@ -26,7 +26,7 @@ pub struct Sentence {
     scorer: Option<Scorer>,
 }
 
-/// How a decoder scores a document after a query.
+/// How a decoder scores a document for a query.
 #[derive(Debug)]
 pub enum Scorer {
     /// Scores by the logits of one or two tokens.
@@ -43,8 +43,8 @@ struct Dense {
 }
 
 impl Sentence {
-    /// The default without sentence-transformers files: the normalized mean. Hidden states have
-    /// `hidden` elements.
+    /// Returns the default for models without sentence-transformers files: the normalized mean of
+    /// the hidden states, which have `hidden` elements.
     #[must_use]
     pub fn plain(hidden: usize) -> Self {
         let mut info = EmbeddingInfo::default();
@@ -59,7 +59,8 @@ impl Sentence {
         }
     }
 
-    /// The settings in a GGUF file's metadata. The field `pooling_type` has llama.cpp's values.
+    /// Reads the settings in a GGUF file's metadata. The field `pooling_type` has llama.cpp's
+    /// values.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for an unknown value.
@@ -74,7 +75,8 @@ impl Sentence {
         Ok(sentence)
     }
 
-    /// The settings in the files of `dir`. Layers compute in the type of `weights`.
+    /// Reads the settings in the files of `dir`. Layers after pooling compute in the type of
+    /// `weights`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for damaged files, or layers whose sizes do not match;
@@ -107,7 +109,7 @@ impl Sentence {
             info.pooling = pooling.parse()?;
         }
         info.normalize = settings.normalize.unwrap_or(true);
-        // In a decoder that is not trained for embeddings, the tokenizer's limit is meant for
+        // In a decoder without an embedding configuration, the tokenizer's limit is meant for
         // conversations, so it is ignored.
         let bounds = is_encoder || settings.normalize.is_some();
         info.max_length = settings
@@ -128,7 +130,7 @@ impl Sentence {
         self
     }
 
-    /// How a decoder scores documents; `None` if it is not trained to score documents.
+    /// Returns how a decoder scores documents; `None` if it is not trained to score documents.
     pub fn scorer(&self) -> Option<&Scorer> {
         self.scorer.as_ref()
     }
@@ -159,10 +161,10 @@ impl Sentence {
         }
     }
 
-    /// The token ids of a prompt. Everything is validated except that ids are in the vocabulary.
+    /// Returns the token ids of a prompt. Checks everything except that ids are in the vocabulary.
     ///
     /// # Errors
-    /// As [`inference::EmbeddingModel::embedding_tokens`].
+    /// The errors of [`inference::EmbeddingModel::embedding_tokens`].
     pub fn tokens(
         &self,
         text: &TextPipeline,
@@ -220,9 +222,9 @@ impl Sentence {
         Ok(vectors)
     }
 
-    /// Vectors of length one, `[texts, dimensions]` in float32, for hidden states `[1, T, hidden]`
-    /// of packed texts of these lengths. Unlike [`Self::finish`], this function stays in MLX's
-    /// graph, so that gradients flow through it.
+    /// Pools the hidden states `[1, T, hidden]` of packed texts with these lengths. Returns unit
+    /// vectors `[texts, dimensions]` in float32. Unlike [`Self::finish`], this function stays in
+    /// MLX's graph, so that gradients flow through it.
     ///
     /// # Errors
     /// If shapes do not match.
@@ -238,7 +240,8 @@ impl Sentence {
         let x = concatenate(&rows.iter().collect::<Vec<_>>(), 0)?;
         let x = self.layers(x)?;
         let square = x.square()?.sum(-1, true)?;
-        // As in `normalize`; the root of zero has no gradient.
+        // The lower bound is as in `normalize`. It also avoids the root of zero, which has no
+        // gradient.
         let length = square.maximum(&square.scalar_like(1e-24)?)?.sqrt()?;
         x.divide(&length)
     }
@@ -257,7 +260,7 @@ impl Sentence {
         Ok(values.chunks_exact(out).map(<[f32]>::to_vec).collect())
     }
 
-    /// The layers after pooling: `[texts, hidden] -> [texts, dimensions]`.
+    /// Applies the layers after pooling: `[texts, hidden] -> [texts, dimensions]`.
     fn layers(&self, mut x: Array) -> mlx_rs_core::Result<Array> {
         for Dense { linear, activation } in &self.dense {
             x = linear.forward(&x)?; // [texts, in] -> [texts, out]
@@ -296,8 +299,8 @@ fn normalize(vector: &mut [f32]) {
     }
 }
 
-/// Pools the hidden states of a text, `[1, tokens, hidden] -> [1, hidden]`. As [`pooled`], in MLX's
-/// graph.
+/// Pools the hidden states of a text, `[1, tokens, hidden] -> [1, hidden]`. Computes the same as
+/// [`pooled`], but in MLX's graph.
 fn pooled_array(states: &Array, tokens: i32, pooling: Pooling) -> mlx_rs_core::Result<Array> {
     let n = f64::from(tokens.max(1));
     match pooling {

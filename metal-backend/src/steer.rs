@@ -1,4 +1,4 @@
-//! Edits of activations in forward passes. One hook changes states; another hook captures the
+//! Edits activations during forward passes. One hook changes states; another hook captures the
 //! states of another prompt.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{Place, StateHook, Watch};
 
-/// The position of states in the network: a layer, and a hook in the layer.
+/// Where a hook is called: a layer, and the hook's point in the layer.
 type Site = (usize, Hook);
 
-/// Describes where the model's states can be edited.
+/// Returns the layers and hooks at which the model's states can be edited.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a model without hooks.
@@ -127,7 +127,7 @@ impl RequestEdits {
     }
 }
 
-/// Refuses source positions beyond the end of the source prompt.
+/// Returns an error if a source position is beyond the end of the source prompt.
 fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -> Result<()> {
     let named = match (from, &edit.positions) {
         (Some(from), _) => from,
@@ -147,7 +147,7 @@ fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -
 }
 
 impl Prepared {
-    /// The source position for `position`; `None` if the source has no such position.
+    /// Returns the source position for `position`; `None` if the source has no such position.
     fn source(&self, position: usize, length: usize) -> Option<usize> {
         let EditOperation::Patch { from, .. } = &self.edit.operation else {
             return None;
@@ -164,8 +164,8 @@ impl Prepared {
         (source < length).then_some(source)
     }
 
-    /// Applies this edit to `x` `[1, N, W]`. `positions` are the positions in the sequence; `None`
-    /// marks positions of other rows.
+    /// Applies this edit to `x` `[1, N, W]`. `positions` are positions in this edit's sequence;
+    /// `None` marks positions of other sequences.
     fn apply(
         &self,
         layer: usize,
@@ -224,7 +224,8 @@ impl Prepared {
         where_(&mask, &new, x)
     }
 
-    /// A vector of the states' width: values of `vector` at the edited units, zeros elsewhere.
+    /// Returns a vector of `width` elements: values of `vector` at the edited units, zeros
+    /// elsewhere.
     fn spread(&self, vector: &[f32], layer: usize, width: i32) -> mlx_rs_core::Result<Array> {
         let Some(units) = &self.edit.units else {
             return Array::from_slice(vector, &[1, 1, width]);
@@ -239,7 +240,7 @@ impl Prepared {
         Array::from_slice(&all, &[1, 1, width])
     }
 
-    /// For each of `width` elements, whether it belongs to an edited unit.
+    /// Returns, for each of `width` elements, whether it belongs to an edited unit.
     fn unit_mask(&self, layer: usize, width: i32) -> Vec<bool> {
         let units = self.edit.units.as_deref().unwrap_or_default();
         let unit = self.unit(layer);
@@ -247,13 +248,13 @@ impl Prepared {
         (0..width).map(|i| units.contains(&(i / unit))).collect()
     }
 
-    /// The width of one unit (head or neuron).
+    /// Returns the width of one unit (head or neuron).
     fn unit(&self, layer: usize) -> usize {
         self.unit_width.get(&layer).copied().unwrap_or(1).max(1)
     }
 }
 
-/// The edits of the rows in a pass; `None` for rows without edits.
+/// The edits of each row in a forward pass; `None` for rows without edits.
 pub struct Edits(Vec<Option<RequestEdits>>);
 
 impl Edits {
@@ -263,10 +264,10 @@ impl Edits {
     }
 }
 
-/// The edits of a prompt with `prompt` tokens, if there are any.
+/// Prepares the edits of a prompt with `prompt` tokens; `None` without steering.
 ///
 /// # Errors
-/// As [`RequestEdits::new`].
+/// The errors of [`RequestEdits::new`].
 pub fn edits_of(
     of: (&Engine, &dyn Decoder),
     steering: Option<&Steering>,
@@ -277,7 +278,7 @@ pub fn edits_of(
     Ok(Edits::new(vec![edits.transpose()?]))
 }
 
-/// The edits as the hook of a pass, if there are any.
+/// Returns the edits as a hook for a forward pass, if there are any.
 pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     match edits {
         Some(edits) => Some(edits),
@@ -285,7 +286,7 @@ pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     }
 }
 
-/// A watch for a pass with these edits.
+/// Returns a watch for a forward pass that applies these edits.
 pub fn watch(edits: &mut Option<Edits>) -> Watch<'_> {
     match hook(edits) {
         Some(hook) => Watch::hooked(hook),
@@ -334,7 +335,7 @@ impl StateHook for Edits {
     }
 }
 
-/// A hook that stores the states of some places.
+/// A hook that stores the states of selected sites.
 struct Capture {
     sites: BTreeSet<Site>,
     captured: BTreeMap<Site, Vec<Array>>,
@@ -360,7 +361,8 @@ impl StateHook for Capture {
     }
 }
 
-/// The states `[1, tokens, width]` of the unedited model for `tokens` at `sites`, in float32.
+/// Runs the unedited model on `tokens` and returns the states `[1, tokens, width]` at `sites`, in
+/// float32.
 ///
 /// # Errors
 /// If memory runs out, the model is closed, or `interrupt` ends the run.
@@ -397,7 +399,7 @@ pub fn capture(
     captured.map_err(fault)
 }
 
-/// The number of positions per pass of a capture.
+/// The number of positions per forward pass of a capture.
 const STEP: usize = 512;
 
 /// Options for caches that keep all positions unquantized, so that memory options do not change

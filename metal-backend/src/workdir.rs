@@ -92,7 +92,8 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     replace_by(parent_of(path), path, content)
 }
 
-/// As [`replace`], with the temporary file in `work`, which must be on the same file system.
+/// Replaces a file as [`replace`] does. The temporary file is in `work`, which must be on the same
+/// file system.
 pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
         let mut file = AtomicFile::create_in(work, path)?;
@@ -102,7 +103,7 @@ pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()>
     write().map_err(|e| unwritten(path, e))
 }
 
-/// The error for a file that cannot be written.
+/// Returns the error for a file that cannot be written.
 pub(crate) fn unwritten(path: &Path, e: io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot write the file")
         .with_path(path)

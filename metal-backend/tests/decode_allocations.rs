@@ -1,8 +1,8 @@
-//! Counts Rust's heap allocations per token of a reply, over all threads, for one request and for a
-//! batch. Their number must be bounded, and must not grow with the position. MLX's allocations in
-//! C++ (graph nodes, arrays) do not use Rust's allocator and are not counted.
+//! Counts Rust's heap allocations for each token of a reply, in all threads, for one request and
+//! for a batch. The number must not exceed a bound, and must not grow with the position. MLX's
+//! allocations in C++ (graph nodes, arrays) do not use Rust's allocator and are not counted.
 //!
-//! The test is a separate binary, because the count covers the whole process.
+//! The test is a separate binary, because it counts the allocations of the whole process.
 
 #![forbid(unsafe_code)]
 
@@ -16,8 +16,8 @@ use mlx_cpu_kernels::testing::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const PROMPT: u32 = 12;
-/// The number of tokens in a reply. Prompt and reply together fill most of the fixtures' context of
-/// 256.
+/// The number of tokens in a reply. Together with the prompt, they fill most of the test models'
+/// context of 256 tokens.
 const TOKENS: usize = 224;
 /// The number of sampled replies.
 const SAMPLED: u64 = 8;
@@ -47,7 +47,7 @@ fn sampled(seed: u64) -> GenerateOptions {
         .with_seed(seed)
 }
 
-/// The total number of allocations before each token of a reply.
+/// Returns the number of allocations of the process after each token of a reply.
 fn of_stream(model: &dyn TextModel, options: &GenerateOptions) -> Vec<usize> {
     let mut at = Vec::with_capacity(TOKENS);
     for token in model.generate(&prompt(0), options).unwrap() {
@@ -58,7 +58,7 @@ fn of_stream(model: &dyn TextModel, options: &GenerateOptions) -> Vec<usize> {
     at
 }
 
-/// The total number of allocations before the end of each step, for a batch of `rows` rows.
+/// Returns the number of allocations of the process after each step, for a batch of `rows` rows.
 fn of_batch(model: &dyn TextModel, rows: u32) -> Vec<usize> {
     let mut session = model.batch_session().unwrap();
     for row in 0..rows {
@@ -77,14 +77,15 @@ fn of_batch(model: &dyn TextModel, rows: u32) -> Vec<usize> {
     at
 }
 
-/// The mean number of allocations per step, over the given third of the reply.
+/// Returns the mean number of allocations per step in one third (0, 1 or 2) of the reply.
 fn mean(at: &[usize], third: usize) -> f64 {
     let (first, last) = (third * TOKENS / 3, (third + 1) * TOKENS / 3 - 2);
     (at[last] - at[first]) as f64 / (last - first) as f64
 }
 
-/// The bounds are a few percent above the measured counts, which are 142, 151 and 336 for the first
-/// model. These counts are equal for 1, 2 and 8 threads and for every instruction set.
+/// The bounds are a few percent above the measured numbers, which are 142, 151 and 336 for the
+/// first model. The measured numbers are equal for 1, 2 and 8 threads and for every instruction
+/// set.
 #[test]
 fn a_token_takes_few_allocations_at_every_position() {
     for (name, one, batch_of_one, batch_of_four) in [
@@ -94,9 +95,10 @@ fn a_token_takes_few_allocations_at_every_position() {
     ] {
         let model = open(name);
         let model = model.as_ref();
-        // The first reply fills caches that threads keep, so it is not counted.
+        // The first reply fills the caches of each thread, so its allocations are not counted.
         of_stream(model, &greedy());
-        // A token's text also costs allocations, so several sampled replies are averaged.
+        // The text of a token also needs allocations, whose number varies. So several sampled
+        // replies are averaged.
         let replies = (1..=SAMPLED).map(|seed| of_stream(model, &sampled(seed)));
         for (what, runs, most) in [
             ("one reply", vec![of_stream(model, &greedy())], one),
@@ -104,8 +106,8 @@ fn a_token_takes_few_allocations_at_every_position() {
             ("a batch of 1", vec![of_batch(model, 1)], batch_of_one),
             ("a batch of 4", vec![of_batch(model, 4)], batch_of_four),
         ] {
-            // Attention over few keys is not split among threads, so the first third needs fewer
-            // allocations.
+            // Attention over few keys is not divided among threads, so the first third needs fewer
+            // allocations and is not compared.
             let of = |third| runs.iter().map(|at| mean(at, third)).sum::<f64>() / runs.len() as f64;
             let [_, middle, late] = [0, 1, 2].map(of);
             println!("{name}, {what}: {middle:.1}, later {late:.1}");
@@ -113,7 +115,8 @@ fn a_token_takes_few_allocations_at_every_position() {
                 late <= 1.01 * middle + 3.0,
                 "{name}, {what}: a step allocates {middle:.1} times, and later {late:.1} times"
             );
-            // Without the kernels, MLX's operations run one by one, which needs more allocations.
+            // Without the CPU kernels, MLX computes each operation separately, which needs more
+            // allocations.
             if mlx_rs_core::cpu::enabled() {
                 assert!(
                     middle <= most,

@@ -1,4 +1,4 @@
-//! A decoder wrapper that sets what adapters its passes see.
+//! A decoder wrapper that determines which adapters its passes use.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Attention, FeedForward};
 
-/// The adapters of a decoder's passes.
+/// The adapters that a decoder's passes use.
 #[derive(Debug)]
 pub(crate) enum Seen {
-    /// The model's own adapter. Each pass sees all slots of an adapter change, or none.
+    /// The model's own adapter. A pass runs entirely before or entirely after an adapter change.
     Own(Arc<Passes>),
-    /// These instead.
+    /// The given adapters instead of the model's own.
     These(Arc<Pass>),
 }
 
@@ -31,7 +31,7 @@ impl Seen {
     }
 }
 
-/// A decoder whose passes see certain adapters.
+/// A decoder whose passes use the adapters in `seen`.
 #[derive(Debug)]
 pub(crate) struct Adapted {
     pub decoder: Arc<dyn Decoder>,

@@ -20,7 +20,7 @@ use crate::nn::adapter::{Delta, ParamSlot, Passes, block_of};
 use crate::workdir::replace;
 
 impl LoraAdapter {
-    /// Applies the adapter in a directory to the model, where it replaces the current adapter.
+    /// Applies the adapter in a directory to the model. It replaces the current adapter.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
@@ -51,7 +51,7 @@ impl Adapter for LoraAdapter {
     }
 }
 
-/// Writes an adapter to a directory, which is created if missing. Each file is replaced atomically,
+/// Writes an adapter to a directory, which is created if missing. Replaces each file atomically,
 /// the weights last.
 ///
 /// # Errors
@@ -120,11 +120,11 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     })
 }
 
-/// Loads an adapter from a directory. Applies it to the layers in `all` that the adapter names,
-/// where it replaces the current adapter. If the adapter does not fit, nothing changes.
+/// Loads an adapter from a directory, and applies it to those layers in `all` that the adapter
+/// names. It replaces the current adapter. On an error, nothing changes.
 ///
 /// # Errors
-/// As [`read`].
+/// The errors of [`read`].
 fn load(
     (all, blocks): (&[Arc<ParamSlot>], usize),
     dir: &Path,
@@ -140,9 +140,10 @@ fn load(
 /// The changes of an adapter, each with its slot.
 pub(super) type SlotDeltas = Vec<(Arc<ParamSlot>, Delta)>;
 
-/// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind. The
-/// first `blocks` blocks of the model may be in other processes: changes of those that `all` lacks
-/// are left out. Of layers that are divided among processes, this process's part is returned.
+/// Returns the changes of the adapter in a directory to the layers in `all`, and the adapter's
+/// kind. The model's first `blocks` blocks may be in other processes, so changes of missing layers
+/// in these blocks are ignored. If a layer is divided among processes, returns this process's
+/// share.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this

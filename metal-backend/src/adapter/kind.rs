@@ -11,7 +11,7 @@ pub enum AdapterKind {
     Lora,
     /// LoRA with a learned magnitude for each row (Liu et al. 2024). Experts are not supported.
     Dora,
-    /// Replaces every matrix, norm and bias of the blocks. The model must not be quantized. Rank,
-    /// scale, dropout and targets are ignored.
+    /// Replaces every matrix, norm and bias of the blocks. The model must not be quantized. Ignores
+    /// rank, scale, dropout and targets.
     Full,
 }

@@ -13,8 +13,7 @@ use super::naming::{Naming, is_turned};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, PreparedPair, lengths};
 
-/// The adapter of a model, with the slots that it changes. A clone is another handle to the same
-/// adapter.
+/// The adapter of a model, with the slots that it changes. A clone refers to the same adapter.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     slots: Vec<Arc<ParamSlot>>,
@@ -74,7 +73,7 @@ impl LoraAdapter {
         })
     }
 
-    /// The adapter made of those slots in `all` that have a delta.
+    /// Returns the adapter that consists of all slots in `all` with a delta.
     pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
         let slots = all.iter().filter(|s| s.stored().is_some());
         Self {
@@ -90,7 +89,7 @@ impl LoraAdapter {
         &self.slots
     }
 
-    /// The names of the parameters that mlx-lm stores transposed.
+    /// Returns the names of the parameters that mlx-lm stores transposed.
     pub(crate) fn turned(&self) -> Vec<String> {
         let mut names = Vec::new();
         for slot in &self.slots {
@@ -104,7 +103,7 @@ impl LoraAdapter {
         names
     }
 
-    /// The current trainable parameters by name.
+    /// Returns the current trainable parameters by name.
     #[must_use]
     pub fn params(&self) -> Params {
         let mut params = Params::new();
@@ -130,27 +129,27 @@ impl LoraAdapter {
     }
 }
 
-/// The number of blocks in the model.
+/// Returns the number of blocks in the model.
 pub(super) fn blocks(all: &[Arc<ParamSlot>]) -> usize {
     let last = all.iter().filter_map(|slot| slot.block()).max();
     last.map_or(0, |n| n + 1)
 }
 
-/// For each slot, a change that removes its delta.
+/// Returns a change for each slot that removes its delta.
 pub(super) fn bare(
     slots: &[Arc<ParamSlot>],
 ) -> impl Iterator<Item = (Arc<ParamSlot>, Option<Delta>)> {
     slots.iter().map(|slot| (Arc::clone(slot), None))
 }
 
-/// The index of the first trained block.
+/// Returns the index of the first trained block.
 fn first_block(all: &[Arc<ParamSlot>], config: &LoraConfig) -> usize {
     config
         .num_layers
         .map_or(0, |n| blocks(all).saturating_sub(n))
 }
 
-/// All slots of the trained blocks, sorted by name.
+/// Returns all slots of the trained blocks, sorted by name.
 fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
     let mut chosen: Vec<Arc<ParamSlot>> = all
@@ -173,7 +172,7 @@ fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<Para
     Ok(chosen)
 }
 
-/// The current weights of the slots, as trainable parameters.
+/// Returns the current weights of the slots, as trainable parameters.
 fn replacements(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
     let copied = |slot: &Arc<ParamSlot>| {
         let weight = slot.stored_weight(dtype)?;
@@ -184,7 +183,7 @@ fn replacements(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
     all.map_err(engine("adapter"))
 }
 
-/// Initial values of A and B for each slot.
+/// Returns initial values of A and B for each slot.
 fn low_rank(
     slots: &[Arc<ParamSlot>],
     config: &LoraConfig,
@@ -246,7 +245,7 @@ fn low_rank(
     Ok(deltas)
 }
 
-/// The matrices that a configuration selects, sorted by name.
+/// Returns the matrices that a configuration selects, sorted by name.
 fn chosen(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
     let matrices = || all.iter().filter(|slot| slot.is_matrix());

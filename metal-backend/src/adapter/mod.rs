@@ -1,5 +1,5 @@
 //! The adapter of a model: its layers, parameters and files. `train/` trains adapters;
-//! `nn/adapter.rs` computes the layers that have one.
+//! `nn/adapter.rs` computes adapted layers.
 
 mod decoder;
 mod files;

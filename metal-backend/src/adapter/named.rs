@@ -1,5 +1,5 @@
-//! Adapters that requests name. They share the model's weights, and requests with different
-//! adapters run in one batch.
+//! Adapters that requests select by name. They share the model's weights, and requests with
+//! different adapters run in one batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::stored::hash_of_files;
 use crate::arch::Decoder;
 use crate::nn::adapter::{Deltas, ParamSlot, Pass};
 
-/// An adapter that requests name.
+/// An adapter that requests select by name.
 #[derive(Debug)]
 pub struct NamedAdapter {
     hash: String,
@@ -22,15 +22,15 @@ pub struct NamedAdapter {
 }
 
 impl NamedAdapter {
-    /// A hash of the adapter's files. Caches that were computed with equal files are equal.
+    /// Returns a hash of the adapter's files. Equal files give equal keys and values.
     #[must_use]
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// The group of adapters whose rows can share a pass, at least 1. All adapters of a group
-    /// change the same layers. Otherwise a layer without a change would lose its fused form because
-    /// of another row, and results would differ in their last bits.
+    /// Returns the group of adapters whose rows can share a pass, at least 1. All adapters of a
+    /// group change the same layers. Otherwise, one row's adapter would disable a layer's fused
+    /// form for all rows, and results would differ in their last bits.
     #[must_use]
     pub fn group(&self) -> u64 {
         self.group
@@ -42,7 +42,7 @@ impl NamedAdapter {
         &self.deltas
     }
 
-    /// `decoder` with this adapter in all passes.
+    /// Returns `decoder` with this adapter in all passes.
     #[must_use]
     pub fn on(&self, decoder: Arc<dyn Decoder>) -> Arc<dyn Decoder> {
         let pass = Arc::new(Pass::of(Arc::clone(&self.deltas)));
@@ -51,7 +51,7 @@ impl NamedAdapter {
     }
 }
 
-/// The adapters of a model that requests name.
+/// The adapters of a model that requests select by name.
 #[derive(Debug, Default)]
 pub struct NamedAdapters {
     by_name: BTreeMap<String, Arc<NamedAdapter>>,
@@ -59,8 +59,8 @@ pub struct NamedAdapters {
 }
 
 impl NamedAdapters {
-    /// Adds the adapter in `dir` for the layers in `all`. `divisible`: rows with different adapters
-    /// can share passes of the network.
+    /// Adds the adapter in `dir` for the layers in `all`. `divisible` says whether rows with
+    /// different adapters can share passes of the network.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if the name is empty or taken; the errors of loading an
@@ -79,7 +79,7 @@ impl NamedAdapters {
         if self.by_name.contains_key(name) {
             return invalid(format!("there is already an adapter `{name}`"));
         }
-        // Named adapters need the whole model, so no block is elsewhere.
+        // Named adapters need a complete model in this process, so no block may be missing.
         let (deltas, _) = read(all, 0, dir)?;
         let hash = hash_of_files(dir).map_err(|e| {
             Error::new(ErrorKind::Io, "cannot read the adapter's files")
@@ -106,7 +106,7 @@ impl NamedAdapters {
         Ok(())
     }
 
-    /// Removes an adapter. Running requests keep it. Returns whether it was there.
+    /// Removes an adapter. Running requests keep using it. Returns whether it existed.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         self.by_name.remove(name).is_some()
     }
@@ -116,7 +116,7 @@ impl NamedAdapters {
         self.by_name.clear();
     }
 
-    /// The adapter of this name.
+    /// Returns the adapter of this name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] with the names that exist.

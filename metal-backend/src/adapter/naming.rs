@@ -1,4 +1,4 @@
-//! Maps layer names to those in adapter files, and decides which parameters are stored transposed.
+//! Maps layer names to the names in adapter files, and decides which parameters are transposed.
 
 use mlx_rs_core::Array;
 
@@ -11,13 +11,13 @@ use crate::nn::adapter::SlotKind;
 pub struct Naming(Renaming);
 
 impl Naming {
-    /// The mapping of an architecture.
+    /// Returns the mapping of an architecture.
     pub fn for_architecture(architecture: &str) -> Self {
         let family = Family::of(architecture);
         Self(family.map_or_else(Renaming::default, |f| f.mlx_lm_names(architecture)))
     }
 
-    /// The name of a layer in mlx-lm.
+    /// Returns the name of a layer in mlx-lm.
     pub(super) fn theirs(&self, name: &str) -> String {
         let Renaming { added, dropped } = self.0;
         let name = name.strip_prefix(dropped).unwrap_or(name);
@@ -27,8 +27,8 @@ impl Naming {
         }
     }
 
-    /// The entry of mlx-lm's `keys` for a layer: the name after the block number, or the whole name
-    /// outside the blocks.
+    /// Returns the entry of mlx-lm's `keys` for a layer: the name after the block number, or the
+    /// complete name outside the blocks.
     pub(crate) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
@@ -37,7 +37,7 @@ impl Naming {
     }
 }
 
-/// The name after the block number, or the whole name outside the blocks.
+/// Returns the name after the block number, or the complete name outside the blocks.
 pub(crate) fn key(name: &str) -> &str {
     let mut rest = name;
     while let Some((part, after)) = rest.split_once('.') {
@@ -49,14 +49,14 @@ pub(crate) fn key(name: &str) -> &str {
     name
 }
 
-/// Whether mlx-lm stores this part transposed. For matrices, mlx-lm stores A as `[in, rank]` and B
-/// as `[rank, out]`. For experts, its layout equals ours. For embedding tables, mlx-lm swaps the
-/// names A and B, which has the effect of a transposition.
+/// Whether mlx-lm stores this parameter transposed. For matrices, mlx-lm stores A as `[in, rank]`
+/// and B as `[rank, out]`. For experts, its layout equals ours. For embedding tables, it exchanges
+/// the names A and B instead of transposing.
 pub(super) fn is_turned(part: &Array, kind: SlotKind) -> bool {
     part.shape().len() == 2 && kind == SlotKind::Matrix
 }
 
-/// A parameter in the file's layout.
+/// Returns a parameter in the file's layout.
 pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array> {
     if is_turned(part, kind) {
         part.swap_axes(0, 1)
@@ -65,9 +65,9 @@ pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array>
     }
 }
 
-/// Whether two names mean the same layer. Other tools add a prefix to the names of a checkpoint.
+/// Whether two names refer to the same layer. Other tools add a prefix to a checkpoint's names.
 pub(crate) fn same_layer(a: &str, b: &str) -> bool {
-    // GPT-2's original checkpoints have this prefix, where mlx-lm has `model.`.
+    // GPT-2's original checkpoints have this prefix instead of mlx-lm's `model.`.
     let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
     let ends = |long: &str, short: &str| {
         long.strip_suffix(short)

@@ -1,4 +1,5 @@
-//! The part of an adapter that belongs to this process's part of a divided model.
+//! Cuts out the share of an adapter that belongs to this process, for a model that is divided among
+//! processes.
 
 use inference::{Error, ErrorKind, Result};
 use inference_formats::split::Window;
@@ -7,11 +8,11 @@ use mlx_rs_core::{Array, concatenate, eval};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, ParamSlot, PreparedPair};
 
-/// This process's part of `delta`, a change of the whole weight at `slot`.
+/// Returns this process's share of `delta`, a change of the complete weight at `slot`.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for `DoRA` on a layer whose inputs are divided: the length of a row,
-/// which it scales, is not known to a process.
+/// [`ErrorKind::Unsupported`] for `DoRA` on a layer whose inputs are divided, because no process
+/// knows the norm of a complete row, which DoRA needs.
 pub(super) fn of(slot: &ParamSlot, delta: Delta) -> Result<Delta> {
     let Some(window) = slot.window() else {
         return Ok(delta);
@@ -25,7 +26,7 @@ pub(super) fn of(slot: &ParamSlot, delta: Delta) -> Result<Delta> {
         Delta::LowRank(low) => low,
     };
     match slot.shape().len() - window.axis {
-        // Inputs.
+        // The inputs are divided.
         1 if low.m.is_some() => {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -37,19 +38,19 @@ pub(super) fn of(slot: &ParamSlot, delta: Delta) -> Result<Delta> {
             ));
         }
         1 => low.a = part(&low.a, -1)?,
-        // Outputs.
+        // The outputs are divided.
         2 => {
             low.b = part(&low.b, -2)?;
             low.m = low.m.map(|m| part(&m, -1)).transpose()?;
         }
-        // Heads or experts.
+        // Heads or experts are divided.
         _ => (low.a, low.b) = (part(&low.a, 0)?, part(&low.b, 0)?),
     }
     low.prepared = PreparedPair::default();
     Ok(Delta::LowRank(low))
 }
 
-/// The ranges of `window` of an array's axis.
+/// Concatenates the ranges of `window` on an axis of an array.
 fn part(array: &Array, axis: i32, window: &Window) -> mlx_rs_core::Result<Array> {
     let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let ranges = window.ranges.iter();

@@ -1,5 +1,5 @@
-//! An adapter as stored in files. Three layouts are read: mlx-lm's, go-mlx's (A and B transposed),
-//! and that of Hugging Face's PEFT. `files.rs` applies the adapter to a model.
+//! An adapter as stored in files. Reads three layouts: mlx-lm's, go-mlx's (A and B transposed), and
+//! Hugging Face PEFT's. `files.rs` applies the adapter to a model.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -21,18 +21,18 @@ use crate::nn::adapter::{LowRank, PreparedPair, SlotKind, ends};
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
 /// The name of the file with the hyperparameters.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// PEFT's name for the weights.
+/// The name of the file with the trained weights in PEFT's layout.
 const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// A hash of the files of an adapter.
+/// Returns a hash of the files of an adapter.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// If a file cannot be read.
 pub fn hash_of_files(dir: &Path) -> std::io::Result<String> {
     let mut digest = Sha256::new();
     for name in [CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE] {
         let path = dir.join(name);
-        // Opening a pipe would wait.
+        // Skips pipes, because opening one would block.
         if !path.is_file() {
             continue;
         }
@@ -50,7 +50,7 @@ pub fn hash_of_files(dir: &Path) -> std::io::Result<String> {
     Ok(hex(&digest.finalize()))
 }
 
-/// Settings in the configuration file that the tensors do not show.
+/// Settings in the configuration file that tensors do not show.
 struct Settings {
     kind: AdapterKind,
     scale: f32,
@@ -183,7 +183,7 @@ fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
     Some((stem, part))
 }
 
-/// Total bytes of the adapter's tensors in a directory, from the file's header.
+/// Returns the total bytes of the adapter's tensors in a directory, from the file's header.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the fault.
@@ -199,7 +199,7 @@ pub(crate) fn stored_bytes(dir: &Path) -> Result<u64> {
     Ok(header.total_bytes())
 }
 
-/// The error for a tensor that is not a parameter of the adapter.
+/// Returns the error for a tensor that is not a parameter of the adapter.
 fn untrained(file: &Path, name: &str, kind: AdapterKind) -> Error {
     let ends = match kind {
         AdapterKind::Full => "weight or bias",
@@ -252,7 +252,7 @@ impl Stored {
         })
     }
 
-    /// An error about these files.
+    /// Returns an error about this adapter's file.
     pub(crate) fn bad(&self, message: impl Into<String>) -> Error {
         invalid(&self.file, message)
     }
@@ -275,7 +275,7 @@ impl Stored {
             .flat_map(|parts| parts.keys().copied())
     }
 
-    /// The number of experts in a layer, if it is a stack of experts.
+    /// Returns the number of experts in a layer; `None` if it is not a stack of experts.
     pub(crate) fn experts(&self, name: &str) -> Option<i32> {
         let mut parts = self.layers.get(name)?.values();
         parts.find_map(|part| match part.shape() {
@@ -284,7 +284,7 @@ impl Stored {
         })
     }
 
-    /// One parameter of a layer.
+    /// Returns one parameter of a layer.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] if the parameter is missing.
@@ -295,7 +295,8 @@ impl Stored {
             .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
     }
 
-    /// The replacement of a layer's weight or bias (`end`), which must have the shape `shape`.
+    /// Returns the replacement of a layer's weight or bias (`end`), which must have the shape
+    /// `shape`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] if the replacement is missing or has another shape.
@@ -311,7 +312,7 @@ impl Stored {
         Ok(part)
     }
 
-    /// The low-rank parameters for a layer's weight of the shape `shape`.
+    /// Returns the low-rank parameters for a layer's weight with the shape `shape`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] if a parameter is missing or does not fit.
@@ -346,7 +347,7 @@ impl Stored {
     }
 }
 
-/// A and B in our layout, from either orientation in files.
+/// Converts A and B to our layout from either orientation in files.
 fn fitted(
     shape: &[i32],
     a: Array,
@@ -367,7 +368,7 @@ fn fitted(
         return Err(format!("A is {:?} and B {:?}", a.shape(), b.shape()));
     }
     let (at, bt) = (turn(&a)?, turn(&b)?);
-    // If both orientations fit, the usual orientation for files of this kind is used.
+    // If both orientations fit, uses the usual orientation of this kind of file.
     let (as_is, turned) = (fits(a.shape(), b.shape()), fits(at.shape(), bt.shape()));
     match (as_is, turned) {
         (true, true) if rows_first || !leading.is_empty() => Ok((a, b)),

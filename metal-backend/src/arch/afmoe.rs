@@ -1,7 +1,7 @@
 //! Arcee's mixtures of experts (Arcee AI 2025; reference: `modeling_afmoe` of Hugging Face
-//! transformers). A separate matrix computes the attention's gates. Norms come before and after
-//! both parts of a block. Full-attention layers have no rotation. The first layers are dense; the
-//! others have experts.
+//! transformers). A separate matrix computes the attention's gates. Attention and feed-forward each
+//! have a norm on their input and on their output. Full-attention layers have no rotary embedding.
+//! The first layers are dense; the others have experts.
 
 use inference::Result;
 

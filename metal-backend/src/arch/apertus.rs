@@ -30,8 +30,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// xIELU with the factors at `at`. The factors follow from the softplus of the stored values. GGUF
-/// files store these values in the metadata.
+/// Builds the activation xIELU from the numbers at `at`. Its factors are the softplus of the stored
+/// numbers. GGUF files store these numbers for each layer in the metadata.
 fn xielu(b: &mut Builder<'_>, layer: usize, at: &str) -> Result<Activation> {
     let mut number = |name: &str| -> Result<Option<f32>> {
         if let Some(each) = b.config.numbers(&format!("xielu_{name}"))? {
@@ -40,7 +40,7 @@ fn xielu(b: &mut Builder<'_>, layer: usize, at: &str) -> Result<Activation> {
         let name = format!("{at}.{name}");
         let shape = match b.weights.shape(&name) {
             None => return Ok(None),
-            // mlx-lm drops the tensor's axis.
+            // Checkpoints from mlx-lm store a scalar without an axis.
             Some([]) => Vec::new(),
             Some(_) => vec![1],
         };

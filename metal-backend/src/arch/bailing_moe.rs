@@ -16,7 +16,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         qkv_bias: config.attention_bias,
         o_bias: config.flag("use_bias")?.unwrap_or(false),
         qk_norm: config.flag("use_qk_norm")?.unwrap_or(false),
-        // GGUF files of the first version have three matrices.
+        // GGUF files of the first version have three separate matrices.
         fused: weights.contains("model.layers.0.self_attn.qkv_proj.weight"),
         ..Variant::default()
     };

@@ -27,13 +27,13 @@ pub(super) fn load_roberta(
     load_from(config, weights, padding.unwrap_or(1) + 1)
 }
 
-/// Loads BERT or RoBERTa; `first` is the row of the first position.
+/// Loads BERT or RoBERTa. `first` is the row of the position table for the first token.
 fn load_from(
     config: &ModelConfig,
     weights: &mut Weights,
     first: usize,
 ) -> Result<Box<dyn Decoder>> {
-    // The family of JinaBERT has the models with ALiBi.
+    // Models with ALiBi belong to the family JinaBERT (`jina_bert.rs`).
     let kind = config.fields.get("position_embedding_type");
     if let Some(kind) = kind.and_then(|kind| kind.as_str())
         && kind != "absolute"
@@ -109,10 +109,10 @@ fn load_from(
     }))
 }
 
-/// A tensor of every BERT.
+/// The name of a tensor that every BERT has.
 pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 
-/// Attention under BERT's tensor names.
+/// Builds the attention layer with BERT's tensor names.
 pub(super) fn attention(b: &mut Builder<'_>, prefix: &str) -> Result<Attention> {
     let hidden = b.dims.hidden;
     let heads = b.dims.n_heads * b.dims.head_dim;
@@ -126,7 +126,8 @@ pub(super) fn attention(b: &mut Builder<'_>, prefix: &str) -> Result<Attention> 
     Ok(b.plain_attention(qkv, o_proj, None))
 }
 
-/// The segment embeddings for the two texts of a pair; `None` if the checkpoint has none.
+/// Loads the segment embeddings for the two texts of a pair. Returns `None` if the checkpoint has
+/// none.
 pub(super) fn types(b: &mut Builder<'_>, name: &str) -> Result<Option<Embedding>> {
     let hidden = b.dims.hidden;
     let Some(rows) = b.weights.rows(name) else {
@@ -136,16 +137,16 @@ pub(super) fn types(b: &mut Builder<'_>, name: &str) -> Result<Option<Embedding>
     b.weights.embedding(name, rows, hidden).map(Some)
 }
 
-/// The prefix of a network's tensor names. It is empty, or the network's name in a checkpoint that
-/// also has a head. `known` is the name of a tensor that the network has.
+/// Returns the prefix of the network's tensor names. It is empty, or a name such as `bert.` in
+/// checkpoints that also have a head. `known` is the name of a tensor that every such network has.
 pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
     const PREFIXES: [&str; 4] = ["", "bert.", "roberta.", "model."];
     let has = |prefix: &&&str| weights.contains(&format!("{prefix}{known}"));
     PREFIXES.iter().find(has).copied().unwrap_or("")
 }
 
-/// The classifier: a hidden layer (BERT's pooler) and an output layer. `None` if the checkpoint
-/// lacks one.
+/// Builds the classifier: a hidden layer (BERT's pooler) and an output layer. Returns `None` if the
+/// checkpoint has no classifier.
 pub(super) fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
     let hidden = b.dims.hidden;
     let (dense, out) = if b.weights.contains("classifier.out_proj.weight") {

@@ -1,4 +1,4 @@
-//! Builds the blocks of a decoder, from their parts.
+//! Builds the blocks of a decoder from mixers, feed-forward parts and norms.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::stage::Stage;
 use crate::nn::{FeedForward, Mixer};
 
 impl Builder<'_> {
-    /// A block without a feed-forward part: a norm at `norm` below `prefix`, and the layer.
+    /// Returns a block without a feed-forward part. Its norm is `{prefix}.norm`.
     pub fn mixer_block<M: Mixer>(&mut self, prefix: &str, mixer: M) -> Result<Block<M>> {
         Ok(Block {
             mixer_in: Some(self.hidden_norm(&format!("{prefix}.norm"))?),
@@ -25,7 +25,8 @@ impl Builder<'_> {
         })
     }
 
-    /// A block with a norm before each part: `input_layernorm` and `post_attention_layernorm`.
+    /// Returns a block with a norm before the mixer, `input_layernorm`, and a norm before the
+    /// feed-forward part, `post_attention_layernorm`.
     pub fn pre_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
@@ -44,8 +45,8 @@ impl Builder<'_> {
         })
     }
 
-    /// A block with a norm after each part: `post_attention_layernorm` and
-    /// `post_feedforward_layernorm`.
+    /// Returns a block with a norm after the mixer, `post_attention_layernorm`, and a norm after
+    /// the feed-forward part, `post_feedforward_layernorm`.
     pub fn post_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
@@ -65,11 +66,11 @@ impl Builder<'_> {
         })
     }
 
-    /// Builds every block of this process. `make` receives the block's index in the model and its
-    /// prefix.
+    /// Builds every block of this process. `one` receives the block's index in the model and the
+    /// prefix of its tensor names.
     ///
     /// # Errors
-    /// The errors of `make`.
+    /// The errors of `one`.
     pub fn blocks<M: Mixer>(
         &mut self,
         one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
@@ -77,10 +78,11 @@ impl Builder<'_> {
         self.blocks_at("model.layers.", one)
     }
 
-    /// As [`Self::blocks`], for blocks with another prefix, which the index follows.
+    /// Builds the blocks as [`Self::blocks`] does, with the prefix `before` followed by the block's
+    /// index.
     ///
     /// # Errors
-    /// The errors of `make`.
+    /// The errors of `one`.
     pub fn blocks_at<M: Mixer>(
         &mut self,
         before: &str,

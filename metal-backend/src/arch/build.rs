@@ -17,8 +17,8 @@ use crate::nn::{
     activation,
 };
 
-/// Model dimensions as `i32`, the type that MLX uses. In a model split across processes, the heads
-/// and widths are this process's share.
+/// Model dimensions as `i32`, the type that MLX uses. If several processes share each layer, the
+/// numbers of heads and the width of the feed-forward block are those of this process.
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     /// Width of the residual stream.
@@ -66,7 +66,8 @@ pub fn int(name: &str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
 }
 
-/// This process's share of `width`; `name` is the configuration's name of the width.
+/// Returns this process's share of `width`. `name` is the name of the width in the configuration,
+/// for error messages.
 fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
     match weights.split() {
         Some(split) => int(name, split.part_of(name, width)?),
@@ -74,7 +75,7 @@ fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
     }
 }
 
-/// An error that the configuration is invalid.
+/// Returns an error of the kind [`ErrorKind::InvalidModel`].
 pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
@@ -95,8 +96,8 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Checks the sizes. If the configuration lacks `head_dim`, it follows from the number of rows
-    /// of the query projection.
+    /// Creates a builder from the configuration's sizes. If the configuration lacks `head_dim`, the
+    /// number of rows of the query projection determines it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] if a size is too large.
@@ -131,7 +132,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// This process's share of a width in the configuration.
+    /// Returns this process's share of a width in the configuration.
     ///
     /// # Errors
     /// If the width is not divisible by the number of processes, or too large.
@@ -146,7 +147,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// A factor as an array in the compute type.
+    /// Returns a factor as an array in the compute type.
     pub fn scalar(&self, value: f32) -> Result<Array> {
         Array::scalar(value)
             .and_then(|a| a.astype(self.weights.dtype()))
@@ -154,7 +155,7 @@ impl<'a> Builder<'a> {
             .map_err(engine("weights"))
     }
 
-    /// A factor from the configuration; `None` if it is 1.
+    /// Returns a factor from the configuration; `None` if the field is missing or 1.
     ///
     /// # Errors
     /// If the field is not a number.
@@ -165,11 +166,11 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A norm over `dim` elements.
+    /// Loads a norm over `dim` elements.
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
         let eps = self.dims.eps;
         if let NormKind::PlainRms | NormKind::PlainLayer = self.norms {
-            // The kernels need a weight, so a norm without weight gets ones.
+            // The kernels require a weight, so a norm without a stored weight gets ones.
             let weight = ones(&[dim], self.weights.dtype()).map_err(engine("weights"))?;
             return Ok(match self.norms {
                 NormKind::PlainRms => Norm::Rms {
@@ -228,15 +229,15 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A norm over the hidden dimension.
+    /// Loads a norm over the hidden dimension.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// The errors of [`Self::norm`].
     pub fn hidden_norm(&mut self, prefix: &str) -> Result<Norm> {
         self.norm(prefix, self.dims.hidden)
     }
 
-    /// The rotary embedding of layer `layer`.
+    /// Builds the rotary embedding of layer `layer`.
     ///
     /// # Errors
     /// If memory runs out, or the scaling factors do not match the head size.
@@ -256,15 +257,15 @@ impl<'a> Builder<'a> {
                 )));
             }
         }
-        // In GGUF files, this tensor says which part of a head rotates. The configuration has the
-        // same information.
+        // In GGUF files, this tensor determines which part of a head rotates. The configuration has
+        // the same information, so the tensor is ignored.
         if let crate::checkpoint::config::RopeScaling::Proportional { .. } =
             self.config.rope.scaling
         {
             self.weights.ignore("rope_freqs");
             return Ok(rope);
         }
-        // GGUF files store Llama 3's scaling as a tensor of factors.
+        // GGUF files store Llama 3's scaling of frequencies as a tensor of factors.
         const FACTORS: &str = "rope_freqs.weight";
         let mut pairs = rope.dims() / 2;
         let family = self.config.family().and_then(|family| family.gguf.as_ref());
@@ -285,7 +286,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The sliding window of layer `layer`.
+    /// Returns the sliding window of layer `layer`; `None` if the layer has none.
     ///
     /// # Errors
     /// If the window is too large.
@@ -296,7 +297,7 @@ impl<'a> Builder<'a> {
             .transpose()
     }
 
-    /// The configured activation, or the architecture's default.
+    /// Returns the configured activation, or the architecture's default.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for an unknown activation.
@@ -315,7 +316,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The linear layer with this prefix.
+    /// Loads the linear layer with this prefix.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -326,7 +327,8 @@ impl<'a> Builder<'a> {
         self.weights.linear(prefix, inputs, outputs, bias)
     }
 
-    /// Several layers stored as one matrix, each `inputs -> outputs`, with an optional bias.
+    /// Loads a matrix that combines several layers, and returns the layers. Each layer maps
+    /// `inputs` elements to its number in `outputs`. The bias is optional.
     pub fn fused(
         &mut self,
         prefix: &str,
@@ -366,7 +368,8 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
-    /// The kernel width of the convolution at `prefix`; `None` if there is no convolution.
+    /// Returns the kernel width of the convolution at `prefix`; `None` if the checkpoint has no
+    /// such convolution.
     ///
     /// # Errors
     /// If the width exceeds the maximum, or the tensor does not have the shape of a convolution.
@@ -390,8 +393,9 @@ impl<'a> Builder<'a> {
         int("width", width).map(Some)
     }
 
-    /// A depthwise convolution of `channels` over `width` positions, in the layout of transformers
-    /// (`[channels, 1, width]`) or of mlx-lm. The bias is optional.
+    /// Loads a depthwise convolution of `channels` over `width` positions. The kernel may have the
+    /// layout of transformers, `[channels, 1, width]`, or of mlx-lm, `[channels, width, 1]`. The
+    /// bias is optional.
     pub fn causal_conv(&mut self, prefix: &str, channels: i32, width: i32) -> Result<CausalConv> {
         let name = format!("{prefix}.weight");
         let value = match self.weights.shape(&name) {
@@ -402,7 +406,8 @@ impl<'a> Builder<'a> {
                 .map_err(engine("weights"))?,
             _ => self.weights.tensor(&name, &[channels, 1, width])?,
         };
-        // The kernel is not a matrix, so it is trained as a whole and not by LoRA.
+        // The kernel is not a matrix, so LoRA does not apply to it. It can only be trained
+        // directly.
         let kind = SlotKind::Norm { plus: 0.0 };
         let slot = (self.weights).slot(prefix, kind, &Weight::Dense(value.clone()));
         let weight = Vector {
@@ -422,7 +427,8 @@ impl<'a> Builder<'a> {
         CausalConv::new(weight, bias).map_err(engine("weights"))
     }
 
-    /// A vector of `len` elements. GGUF files may store it as `[len, 1]` or as one row per group.
+    /// Loads a vector of `len` elements. GGUF files may store it as `[len, 1]` or as one row per
+    /// group.
     ///
     /// # Errors
     /// If the vector is missing or has another size.
@@ -437,7 +443,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// An RMS norm over groups of heads at `prefix`, with a weight for each of `width` elements.
+    /// Loads an RMS norm over groups of heads at `prefix`. Its weight has `width` elements.
     pub fn group_norm(&mut self, prefix: &str, width: i32) -> Result<HeadNorm> {
         let weight = self.flat_vector(&format!("{prefix}.weight"), width)?;
         let kind = SlotKind::Norm { plus: 0.0 };
@@ -452,7 +458,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A gated feed-forward block with the usual tensor names.
+    /// Loads a gated feed-forward block with the usual tensor names.
     pub fn gated_mlp(
         &mut self,
         prefix: &str,
@@ -464,7 +470,8 @@ impl<'a> Builder<'a> {
         self.gated_mlp_of((prefix, parts), width, activation, bias)
     }
 
-    /// As [`Self::gated_mlp`], with other tensor names for gate, up and down, in this order.
+    /// Loads a gated feed-forward block as [`Self::gated_mlp`] does. The array contains the tensor
+    /// names of gate, up and down.
     pub fn gated_mlp_of(
         &mut self,
         (prefix, [gate, up, down]): (&str, [&str; 3]),
@@ -482,7 +489,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A gated feed-forward block whose gate and up are one matrix, `gate_up_proj`.
+    /// Loads a gated feed-forward block in which one matrix, `gate_up_proj`, combines gate and up.
     pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
         let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
         let fused = self.fused(
@@ -501,7 +508,8 @@ impl<'a> Builder<'a> {
         }))
     }
 
-    /// The token embedding.
+    /// Loads the token embedding. In a process that does not load the table, returns an embedding
+    /// without data.
     pub fn embedding(&mut self, prefix: &str) -> Result<Embedding> {
         if (self.weights.stage()).is_some_and(|part| !part.reads(&format!("{prefix}.weight"))) {
             return Ok(Embedding::elsewhere());
@@ -510,16 +518,16 @@ impl<'a> Builder<'a> {
             .embedding(prefix, self.dims.vocab, self.dims.hidden)
     }
 
-    /// The output head at `lm_head`, or the tied embedding. `tied` is the family's default, for
-    /// configurations without this field.
+    /// Loads the output head at `lm_head`, or uses the tied embedding. `tied` is the family's
+    /// default for configurations without the field `tie_word_embeddings`.
     pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
         self.head_with(tied, false)
     }
 
-    /// As [`Self::head`], with a bias if the head is not tied.
+    /// Loads the head as [`Self::head`] does. With `bias`, a head that is not tied has a bias.
     ///
     /// # Errors
-    /// As [`Self::head`].
+    /// The errors of [`Self::head`].
     pub fn head_with(&mut self, tied: Option<bool>, bias: bool) -> Result<Head> {
         let tied = self
             .config
@@ -527,7 +535,7 @@ impl<'a> Builder<'a> {
             .or(tied)
             .unwrap_or_else(|| !self.weights.contains("lm_head.weight"));
         let linear = if tied {
-            // A tied model may still contain the tensor. It is ignored, as in transformers.
+            // A tied model may still contain the tensor. As in transformers, it is ignored.
             self.weights.ignore("lm_head");
             None
         } else {

@@ -1,11 +1,11 @@
-//! Attention as most families have it.
+//! Builds the attention layer that most families use.
 
 use inference::{Error, ErrorKind, Result};
 
 use super::build::{Builder, invalid};
 use crate::nn::{Attention, HeadNorms, Linear, Rope};
 
-/// Variations of an attention layer that has the usual tensor names.
+/// The variations of an attention layer with the usual tensor names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionParts {
     /// Biases on queries, keys and values.
@@ -14,9 +14,11 @@ pub struct AttentionParts {
     pub o_bias: bool,
     /// One matrix, `qkv_proj`, computes queries, keys and values.
     pub fused: bool,
-    /// In the fused matrix, each key head and its value head follow their query heads.
+    /// In the fused matrix, the query heads of a group come first, then their key head and value
+    /// head.
     pub grouped: bool,
-    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements from the two halves of a
+    /// head.
     pub traditional: bool,
     /// No rotary embedding.
     pub no_rope: bool,
@@ -27,12 +29,12 @@ pub struct AttentionParts {
 }
 
 impl Builder<'_> {
-    /// Whether a GGUF file has one matrix for queries, keys and values (`attn_qkv`) where
-    /// directories of the family have three.
+    /// Returns whether a GGUF file has one matrix for queries, keys and values (`attn_qkv`),
+    /// although directories of the family have three.
     fn fuses_qkv(&self, name: &str, parts: AttentionParts) -> Result<bool> {
         let fuses = self.weights.is_gguf() && self.weights.contains(&format!("{name}.weight"));
         let family = self.config.family().and_then(|family| family.gguf.as_ref());
-        // The order of rows in such a matrix is not known.
+        // The order of rows in such a matrix is unknown.
         if fuses && !parts.grouped && (parts.gated || family.is_some_and(|gguf| gguf.permuted)) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -42,7 +44,7 @@ impl Builder<'_> {
         Ok(fuses)
     }
 
-    /// The attention of layer `i` with this prefix and the usual tensor names.
+    /// Builds the attention of layer `layer` at this prefix, with the usual tensor names.
     pub fn attention(
         &mut self,
         layer: usize,
@@ -82,8 +84,8 @@ impl Builder<'_> {
             Some(self.rope(layer, dims.head_dim, parts.traditional)?)
         };
         let output = if parts.out_proj { "out_proj" } else { "o_proj" };
-        // Old checkpoints store the inverse frequencies. The configuration determines them too, so
-        // the tensor is ignored.
+        // Old checkpoints store the inverse frequencies. The tensor is ignored, because the
+        // configuration determines them.
         self.weights.ignore(&name("rotary_emb.inv_freq"));
         let o_proj = self.linear(&name(output), q_dim, dims.hidden, parts.o_bias)?;
         Ok(Attention {
@@ -93,8 +95,8 @@ impl Builder<'_> {
         })
     }
 
-    /// Attention without a window and without norms, in which each query head has its own key head.
-    /// A family changes the fields in which it differs.
+    /// Returns an attention layer without a window and without norms, in which each query head has
+    /// a separate key head. Families overwrite the fields that differ.
     pub fn plain_attention(
         &self,
         [q_proj, k_proj, v_proj]: [Linear; 3],
@@ -123,7 +125,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Norms of query and key heads before rotation, `q_norm` and `k_norm` below `prefix`.
+    /// Loads the norms that are applied to query and key heads before rotation: `q_norm` and
+    /// `k_norm` below `prefix`.
     pub fn head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dim = self.dims.head_dim;
         Ok(HeadNorms {

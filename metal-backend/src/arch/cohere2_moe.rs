@@ -67,12 +67,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A string in the configuration.
+/// Returns a string from the configuration.
 fn text<'a>(config: &'a ModelConfig, name: &str) -> Option<&'a str> {
     config.fields.get(name).and_then(|value| value.as_str())
 }
 
-/// The mixture at `at`, which selects experts by raw scores.
+/// Builds the mixture at `at`. Its router selects experts by raw scores.
 fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let config = b.config;
     let unknown = |name: &str, known: &str| {

@@ -76,8 +76,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     })
 }
 
-/// Experts stored one below another in matrices `[experts * width, hidden]`. Down matrices are
-/// stored transposed. `slots` is the prefix of the slots.
+/// Loads the experts. Each matrix, `[experts * width, hidden]`, contains the rows of one expert
+/// after another. Down matrices are stored transposed. `slots` is the prefix of the slots.
 fn stacks(
     b: &mut Builder<'_>,
     [at, slots]: [&str; 2],

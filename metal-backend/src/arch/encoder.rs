@@ -1,6 +1,7 @@
-//! The encoder of BERT and its successors: an embedding, blocks of full attention and feed-forward
-//! parts, and an optional classifier. Several texts are packed one after another, without padding
-//! and without caches. Fields set the positions of norms and the kind of position encoding.
+//! The encoder of BERT and its successors: an embedding, blocks of bidirectional attention and
+//! feed-forward parts, and an optional classifier. Several texts are packed one after another,
+//! without padding and without caches. The fields determine the positions of norms and the kind of
+//! position encoding.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
 use crate::nn::{Activation, Attention, Embedding, FeedForward, Linear, Norm};
 
-/// One block. Norms are `None` where a family lacks them.
+/// One block. A norm is `None` if the family does not have it.
 #[derive(Debug)]
 pub struct EncoderBlock {
     /// The norm before attention.
@@ -27,14 +28,15 @@ pub struct EncoderBlock {
     pub attention: Attention,
     /// The maximum distance to an attended position; `None` if unlimited.
     pub reach: Option<i32>,
-    /// For each query head the factor of the distance, which is subtracted from scores (`ALiBi`).
+    /// For each query head, the factor on the distance of two positions. The product is subtracted
+    /// from the score (`ALiBi`).
     pub slopes: Option<Arc<[f32]>>,
     /// The norm on attention's output, before the residual sum.
     pub attention_out: Option<Norm>,
     /// The norm after the residual sum (BERT).
     pub after_attention: Option<Norm>,
-    /// The norm on the sum of the block's input and [`Self::after_attention`]'s output, for blocks
-    /// that add their input a second time (JinaBERT with norms of queries and keys).
+    /// The norm on the sum of the block's input and [`Self::after_attention`]'s output. Only blocks
+    /// that add their input a second time have it (JinaBERT with norms of queries and keys).
     pub after_second_sum: Option<Norm>,
     /// The norm before the feed-forward part.
     pub mlp_in: Option<Norm>,
@@ -47,7 +49,8 @@ pub struct EncoderBlock {
 }
 
 impl EncoderBlock {
-    /// The block with its matrices in the layout with which encoders' products are fastest.
+    /// Returns the block with its matrices in the layout in which an encoder's products are
+    /// fastest.
     ///
     /// # Errors
     /// If a matrix cannot be read.
@@ -70,8 +73,8 @@ impl EncoderBlock {
         Ok(self)
     }
 
-    /// As [`Self::forward`] of block `layer`, recomputed in the backward pass (gradient
-    /// checkpointing).
+    /// Computes [`Self::forward`] of block `layer`, and recomputes it in the backward pass
+    /// (gradient checkpointing).
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -100,9 +103,9 @@ impl EncoderBlock {
             .ok_or_else(|| one("there is no output"))
     }
 
-    /// `[1, T, hidden] -> [1, T, hidden]`.
+    /// Maps `[1, T, hidden]` to `[1, T, hidden]`. `lengths` are the numbers of tokens of the texts.
     fn forward(&self, x: &Array, lengths: &[i32]) -> Result<Array> {
-        // Without a norm on its output, the output projection can add the residual stream itself.
+        // Without a norm on its output, the output projection itself can add the residual stream.
         let add = self.attention_out.is_none();
         let input = (x, self.attention_in.as_ref(), add);
         let locality = Locality {
@@ -159,7 +162,7 @@ pub struct EncoderStack {
 }
 
 impl EncoderStack {
-    /// The input of the first block, `[1, T, hidden]`.
+    /// Returns the input of the first block, `[1, T, hidden]`.
     fn embedded(&self, input: &EncoderInput<'_>) -> Result<Array> {
         let row = |values: &[u32]| Array::vector(values)?.expand_dims(0);
         let mut x = self.embedding.forward(&row(input.ids)?)?; // [1, T] -> [1, T, hidden]
@@ -269,7 +272,7 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    /// `[1, T, hidden] -> [1, texts, labels]`.
+    /// Returns the scores `[1, texts, labels]` for hidden states `[1, T, hidden]`.
     fn forward(&self, states: &Array, lengths: &[i32]) -> Result<Array> {
         let begins = lengths.iter().scan(0i32, |end, &n| {
             let begin = *end;

@@ -1,6 +1,6 @@
 //! K-EXAONE (LG AI Research 2026; reference: `modeling_exaone_moe` of Hugging Face transformers):
-//! the attention of EXAONE 4, and norms before both parts. The first layers are dense; the others
-//! have experts.
+//! the attention of EXAONE 4, with norms before attention and feed-forward. The first layers are
+//! dense; the others have experts.
 
 use inference::Result;
 

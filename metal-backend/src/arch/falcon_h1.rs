@@ -2,8 +2,8 @@
 //! transformers): attention and Mamba-2 in parallel, and scale factors on the inputs and outputs of
 //! most layers.
 //!
-//! mlx-lm multiplies all factors except that of the keys into the matrices when it converts a
-//! checkpoint. It also transposes the convolutions, which identifies converted checkpoints.
+//! When mlx-lm converts a checkpoint, it multiplies all factors except that of the keys into the
+//! matrices. It also transposes the convolutions; this is how a converted checkpoint is recognized.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -57,8 +57,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         })
     })?;
     let mut head = b.head(Some(false))?;
-    // A tied matrix that already includes the embedding's factor needs this factor removed for the
-    // logits.
+    // In a converted checkpoint, the tied matrix includes the embedding's factor, so the logits are
+    // divided by this factor.
     let scale = match (scalars.folded, &head.linear) {
         (false, _) => scalars.head,
         (true, None) => scalars.head / scalars.embedding,
@@ -79,15 +79,15 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A factor as an array; `None` if it is 1.
+/// Returns a factor as an array; `None` if it is 1.
 fn factor(b: &Builder<'_>, value: f32) -> Result<Option<Array>> {
     (value != 1.0).then(|| b.scalar(value)).transpose()
 }
 
-/// The factors of a configuration. If factors are folded into the matrices, they are 1 here, except
-/// `embedding` and `head`.
+/// The factors of a configuration. If the matrices already include them, all except `embedding`,
+/// `head` and `key` are 1.
 struct Scalars {
-    /// Whether the factors are folded into the matrices.
+    /// Whether the matrices already include the factors.
     folded: bool,
     embedding: f32,
     head: f32,
@@ -129,7 +129,7 @@ impl Scalars {
         Ok(scalars)
     }
 
-    /// The factors on the input projection's outputs; `None` if all are 1.
+    /// Returns the factors on the input projection's outputs; `None` if all are 1.
     fn projected(&self, b: &Builder<'_>, sizes: Mamba2Shape) -> Result<Option<Array>> {
         if self.projected.iter().all(|&f| f == 1.0) {
             return Ok(None);
@@ -145,7 +145,7 @@ impl Scalars {
     }
 }
 
-/// A list of `N` factors from the configuration.
+/// Returns a list of `N` factors from the configuration.
 fn listed<const N: usize>(config: &ModelConfig, name: &str, folded: bool) -> Result<[f32; N]> {
     match config.numbers(name)? {
         Some(all) if !folded => <[f32; N]>::try_from(all)
@@ -198,7 +198,7 @@ fn mixers(
     })
 }
 
-/// Bytes of one sequence's Mamba-2 states in all blocks.
+/// Returns the number of bytes of one sequence's Mamba-2 states in all blocks.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok((layout.nbytes() as u64).saturating_mul(config.num_hidden_layers as u64))

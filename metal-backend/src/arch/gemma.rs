@@ -1,6 +1,6 @@
 //! Gemma (Gemma Team 2024; reference: `modeling_gemma` of Hugging Face transformers). It is the
-//! llama decoder with three changes. Norms add one to their weight. The embedding is scaled. The
-//! gate is a tanh GELU.
+//! llama decoder with three changes: norms add one to their weight, the embedding is scaled, and
+//! the activation of the gate is a tanh GELU.
 
 use inference::Result;
 
@@ -22,7 +22,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         };
         let attention = b.attention(i, &format!("{prefix}.self_attn"), parts)?;
         let width = b.dims.intermediate;
-        // Old files say `gelu`, but their weights were trained with the tanh form.
+        // Old files name `gelu`, but the models were trained with the tanh approximation.
         let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, Activation::GeluTanh, false)?;
         b.pre_norm_block(prefix, attention, FeedForward::Gated(mlp))
     })?;

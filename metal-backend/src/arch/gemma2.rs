@@ -1,8 +1,8 @@
-//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers). It has
-//! norms before and after both parts of a block, capped scores and logits, and a window in every
-//! other layer. This file also builds Gemma 3's text model (Gemma Team 2025; reference:
-//! `modeling_gemma3`). Gemma 3 has head norms instead of caps, and five sliding layers per full
-//! layer. Sliding layers have a separate rotary base.
+//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers). Attention
+//! and feed-forward each have a norm on their input and on their output. Scores and logits are
+//! capped, and every other layer has a sliding window. This file also builds Gemma 3's text model
+//! (Gemma Team 2025; reference: `modeling_gemma3`). Gemma 3 has head norms instead of caps, and
+//! five sliding layers per full layer. Its sliding layers have a separate rotary base.
 
 use inference::Result;
 
@@ -74,7 +74,7 @@ pub(super) fn load_with(
     })
 }
 
-/// A softcap from the configuration; `None` if it is 0.
+/// Returns a softcap from the configuration; `None` if the field is missing or 0.
 pub(super) fn cap(config: &ModelConfig, field: &str) -> Result<Option<f32>> {
     Ok(config.number(field)?.filter(|c| *c > 0.0))
 }

@@ -23,7 +23,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }
 }
 
-/// The network of `stack` without a causal mask.
+/// Builds an encoder from the network of `stack`. An encoder has no causal mask.
 fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
     if stack.blocks.stage.is_some() {
         return Err(Error::new(

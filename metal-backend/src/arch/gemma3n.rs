@@ -1,10 +1,11 @@
 //! Gemma 3n, text only (Gemma Team 2025; reference: `modeling_gemma3n` of Hugging Face
 //! transformers). Differences from Gemma 3:
-//! - Several residual streams (AltUp, Baykal et al. 2023): a block computes one of them, and
-//!   predicts and corrects the others.
-//! - A low-rank projection beside attention (LAuReL).
-//! - The feed-forward gates of some layers keep only their greatest values.
-//! - Inputs per layer, and keys shared by the last layers, as in Gemma 4.
+//! - Several residual streams (AltUp, Baykal et al. 2023). A block computes one of them. The others
+//!   are predicted before the block and corrected after it.
+//! - A low-rank projection in parallel with attention (LAuReL).
+//! - In some layers, only the greatest gate values of the feed-forward part are used; the others
+//!   are zero.
+//! - Additional inputs for each layer, and keys that the last layers share, as in Gemma 4.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Activation, Attention, Embedding, GatedMlp, Linear, Norm, Weight};
 
-/// The lower bound of the mean square that divides a stream.
+/// The lower bound of a projected stream's mean square; the stream is divided by the root.
 const LEAST: f32 = 1e-5;
 
 /// The layers that predict and correct the residual streams.
@@ -43,28 +44,28 @@ struct AltUp {
     prediction: Linear,
     /// `[streams] -> [streams]`.
     correction: Linear,
-    /// The factor on the corrected stream, before the input of the layer is added; `None` if not
-    /// configured.
+    /// The factor on the corrected stream from which the gate of the per-layer input is computed;
+    /// `None` if not configured.
     scale: Option<Array>,
     streams: i32,
-    /// The stream that blocks compute.
+    /// The index of the stream that blocks compute.
     active: i32,
 }
 
 impl AltUp {
-    /// Stream `at` of `[1, T, streams, hidden]`.
+    /// Returns stream `at` of `[1, T, streams, hidden]`.
     fn stream(all: &Array, at: i32) -> mlx_rs_core::Result<Array> {
         all.slice_axis(2, at, at + 1)?.squeeze_axis(2)
     }
 
-    /// `[1, T, hidden] -> [1, T, streams]`.
+    /// Maps `[1, T, hidden]` to the router's outputs `[1, T, streams]`.
     fn routed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         let x = self.router_norm.forward(x)?.multiply(&self.router_scale)?;
         let routed = self.router.forward(&x)?.astype(Dtype::Float32)?;
         routed.tanh()?.astype(x.dtype())
     }
 
-    /// Predicted streams, `[1, T, streams, hidden]`.
+    /// Returns the predicted streams, `[1, T, streams, hidden]`.
     fn predict(&self, streams: &Array) -> mlx_rs_core::Result<Array> {
         let routed = self.routed(&Self::stream(streams, self.active)?)?;
         let shape = [1, streams.dim(1)?, self.streams, self.streams];
@@ -72,7 +73,8 @@ impl AltUp {
         weights.matmul(streams)?.add(streams)
     }
 
-    /// Predictions `[1, T, streams, hidden]`, corrected by the computed stream `[1, T, hidden]`.
+    /// Returns the predictions `[1, T, streams, hidden]`, corrected by the computed stream `[1, T,
+    /// hidden]`.
     fn correct(&self, predictions: &Array, computed: &Array) -> mlx_rs_core::Result<Array> {
         let routed = self.correction.forward(&self.routed(computed)?)?;
         let one = Array::scalar(1.0f32)?.astype(routed.dtype())?;
@@ -97,11 +99,12 @@ impl Laurel {
     }
 }
 
-/// A feed-forward part, whose gates may keep only their greatest values.
+/// A gated feed-forward part. With `deviations`, only its greatest gate values are nonzero.
 #[derive(Debug)]
 struct SparseMlp {
     mlp: GatedMlp,
-    /// Standard deviations above the mean that a gate value must exceed; `None` keeps all values.
+    /// The number of standard deviations above the mean that a gate value must exceed; `None` if
+    /// all values are used.
     deviations: Option<Array>,
 }
 
@@ -137,8 +140,8 @@ struct Block {
 }
 
 impl Block {
-    /// Streams `[1, T, streams, hidden]` after the block, and the block's new keys and values, if
-    /// any. `views` has those of an earlier block, if this block has none of its own.
+    /// Returns the streams `[1, T, streams, hidden]` after the block. Also returns the block's new
+    /// keys and values, if it computes any. Otherwise, `views` contains those of an earlier block.
     fn forward(
         &self,
         streams: &Array,
@@ -174,7 +177,7 @@ impl Block {
             .projection
             .forward(&gate.multiply(layer_input)?)?;
         let added = self.input.norm.forward(&added)?.expand_dims(2)?;
-        // All streams but the first get the input of the layer.
+        // All streams except the first receive the per-layer input.
         let head = corrected.slice_axis(2, 0, 1)?;
         let rest = corrected.slice_axis(2, 1, self.altup.streams)?;
         let streams = concatenate(&[&head, &rest.add(&added)?], 2)?;
@@ -182,7 +185,8 @@ impl Block {
     }
 
     /// Runs the block without caches, and recomputes it in the backward pass (gradient
-    /// checkpointing). Shared keys and values are arguments and results.
+    /// checkpointing). Shared keys and values are arguments and results of the recomputed function,
+    /// so that gradients flow through them.
     fn forward_again(
         self: &Arc<Self>,
         streams: &Array,
@@ -234,11 +238,11 @@ struct Gemma3n {
     embedding: Embedding,
     embedding_scale: Array,
     inputs: LayerInputs,
-    /// The number of tokens with inputs per layer. Other tokens have those of token 0.
+    /// The number of tokens that have per-layer inputs. Other tokens use those of token 0.
     input_tokens: i32,
-    /// The projections from the embedding to the further streams.
+    /// The projections from the embedding to all streams except the first.
     spread: Vec<Linear>,
-    /// The projections from the further streams to the output.
+    /// The projections to the output from all streams except the first.
     gather: Vec<Linear>,
     blocks: Vec<Arc<Block>>,
     /// For each block, the index of the block whose keys and values it uses.
@@ -247,7 +251,8 @@ struct Gemma3n {
     head: Head,
 }
 
-/// The root of the mean square of `x` along the last axis.
+/// Returns the root mean square of `x` along the last axis. `least` is a lower bound of the mean
+/// square.
 fn magnitude(x: &Array, least: Option<f32>) -> mlx_rs_core::Result<Array> {
     let mean = x.square()?.mean(-1, true)?;
     match least {
@@ -258,7 +263,7 @@ fn magnitude(x: &Array, least: Option<f32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Projections of streams, each scaled to the magnitude of `first`.
+/// Returns `first` and the projections of the streams, scaled to the root mean square of `first`.
 fn projected<'a>(
     first: &Array,
     pairs: impl Iterator<Item = (&'a Linear, Array)>,
@@ -273,7 +278,8 @@ fn projected<'a>(
 }
 
 impl Gemma3n {
-    /// The input of the last norm, `[1, T, hidden]`, from streams `[1, T, streams, hidden]`.
+    /// Combines the streams `[1, T, streams, hidden]` to the input of the last norm, `[1, T,
+    /// hidden]`.
     fn gathered(&self, streams: &Array) -> mlx_rs_core::Result<Array> {
         let first = AltUp::stream(streams, 0)?;
         let mut pairs = Vec::with_capacity(self.gather.len());
@@ -326,7 +332,8 @@ impl Decoder for Gemma3n {
             views.extend(made);
             watch.lap(i, StepPart::Mixer, &[&streams])?;
             if looked_at {
-                // All parts of a block change all streams together.
+                // A block changes all streams together, so there is no separate state after
+                // attention.
                 let x = self.gathered(&streams)?;
                 watch.saw_mixed(i, &x)?;
                 watch.saw_block(i, &x)?;
@@ -364,7 +371,7 @@ impl Decoder for Gemma3n {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        // Layers that share keys have no cache of their own.
+        // Layers that share keys do not have a separate cache.
         let layers = || self.blocks.iter().map(|block| &block.attention);
         let with_keys = layers().filter(|layer| layer.k_proj.is_some());
         let caches: Caches = with_keys.map(|layer| options.cache(layer.window)).collect();
@@ -469,7 +476,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A projection for each stream but the first. GGUF files have a stack of them.
+/// Loads a projection for each stream except the first. GGUF files store these as a stack.
 fn projections(b: &mut Builder<'_>, at: &str, streams: i32) -> Result<Vec<Linear>> {
     let hidden = b.dims.hidden;
     if !b.weights.contains(&format!("{at}.weight")) {
@@ -492,7 +499,7 @@ fn projections(b: &mut Builder<'_>, at: &str, streams: i32) -> Result<Vec<Linear
 /// The maximum number of residual streams.
 const MOST_STREAMS: usize = 64;
 
-/// The width of each layer's feed-forward part.
+/// Returns the width of each layer's feed-forward part.
 fn widths(config: &ModelConfig) -> Result<Vec<i32>> {
     const NAME: &str = "intermediate_sizes";
     let layers = config.num_hidden_layers;
@@ -509,12 +516,13 @@ fn widths(config: &ModelConfig) -> Result<Vec<i32>> {
     Ok(widths.into_iter().map(|n| n as i32).collect())
 }
 
-/// For each layer, the standard deviations above the mean that gate values must exceed.
+/// Returns for each layer how many standard deviations above the mean a gate value must be; `None`
+/// if the layer uses all values.
 fn deviations(config: &ModelConfig) -> Result<Vec<Option<f32>>> {
     const NAME: &str = "activation_sparsity_pattern";
     const SCALES: &str = "activation_sparsity_scale";
     let layers = config.num_hidden_layers;
-    // GGUF files have the deviations themselves.
+    // GGUF files store the numbers of standard deviations.
     if let Some(scales) = config.fields.get(SCALES).and_then(|v| v.as_array()) {
         if scales.len() != layers {
             return Err(invalid(format!(
@@ -535,7 +543,7 @@ fn deviations(config: &ModelConfig) -> Result<Vec<Option<f32>>> {
         )));
     }
     let quantile = |share: f32| -> Result<f32> {
-        // The quantile of the normal distribution at `share`.
+        // The quantile of the normal distribution for the probability `share`.
         let x = Array::scalar(2.0 * share - 1.0);
         let x = x.and_then(|x| x.erfinv()).and_then(|x| x.to_f32_vec());
         let x = x.map_err(engine("weights"))?;

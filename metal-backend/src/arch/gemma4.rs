@@ -1,9 +1,10 @@
 //! Gemma 4, text only (Gemma Team 2026; reference: `modeling_gemma4` of Hugging Face transformers).
 //! Differences from Gemma 3:
-//! - Full layers have a separate head size, rotate a part of each head, and may use keys as values.
-//! - The last layers share the keys of earlier layers.
-//! - Small models add an input per layer.
-//! - Large models have a mixture of experts beside the feed-forward part.
+//! - Full layers have a separate head size, rotate only a part of each head, and may use keys as
+//!   values.
+//! - The last layers use the keys of earlier layers.
+//! - Small models have an additional input for each layer.
+//! - Large models have a mixture of experts in parallel with the feed-forward part.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use crate::nn::hooks::Watch;
 use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
-/// The mixture of experts of a block, beside its feed-forward part.
+/// The mixture of experts of a block, which is computed in parallel with its feed-forward part.
 #[derive(Debug)]
 struct MixtureBeside {
     router: Router,
@@ -47,7 +48,7 @@ struct MixtureBeside {
     experts_out: Norm,
 }
 
-/// The layers through which a block reads its per-layer input.
+/// The layers that add the per-layer input to a block's output.
 #[derive(Debug)]
 pub(super) struct LayerInput {
     pub gate: Linear,
@@ -98,7 +99,8 @@ struct Gemma4 {
 }
 
 impl MixtureBeside {
-    /// The mixture's output for the residual stream `x`. The mixture applies its own norms to `x`.
+    /// Returns the mixture's output for the residual stream `x`. The mixture applies separate norms
+    /// to `x`.
     fn forward(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         let (ids, weights) = self.router.forward(&self.router_norm.forward(x)?)?;
         let weights = weights.multiply(&self.per_expert_scale.take_clamped(&ids, 0)?)?;
@@ -117,7 +119,8 @@ struct BlockInputs<'a> {
 }
 
 impl Block {
-    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the block's new keys and values, if any.
+    /// Maps `[1, T, hidden]` to `[1, T or rows, hidden]`. Also returns the block's new keys and
+    /// values, if it computes any.
     fn forward(
         &self,
         x: &Array,
@@ -185,7 +188,7 @@ impl Block {
         Ok((x, made))
     }
 
-    /// The places in the block whose states can be edited.
+    /// Returns the hooks that the block supports: the states that a caller can edit.
     fn hooks(&self) -> LayerHooks {
         let mut hooks = LayerHooks::default();
         let mlp = self.mlp.current();
@@ -198,15 +201,16 @@ impl Block {
         hooks.attn_out = true;
         hooks.resid_mid = true;
         hooks.mlp_out = !mlp.is_left_out();
-        // With a mixture, the neurons determine only one part of the feed-forward output.
+        // With a mixture, the neurons determine only one of the two summands of the output.
         hooks.neurons = mlp.neurons().filter(|_| self.mixture.is_none());
         hooks.heads = Some((size(self.attention.n_heads), size(self.attention.head_dim)));
         hooks
     }
 
     /// Runs the block without caches, and recomputes it in the backward pass (gradient
-    /// checkpointing). Shared keys and values are arguments of the recomputed function. New ones
-    /// are results if `shares`. So gradients flow through them, and both stay in memory.
+    /// checkpointing). Keys and values of an earlier block are arguments of the recomputed
+    /// function. New keys and values are results only if `shares` is set. Gradients flow through
+    /// arguments and results, but these stay in memory.
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -264,7 +268,7 @@ impl Block {
 }
 
 impl LayerInputs {
-    /// Computes per-layer inputs `[B, L, layers, width]` from ids `[B, L]` and scaled embeddings
+    /// Returns the per-layer inputs `[B, L, layers, width]` for ids `[B, L]` and scaled embeddings
     /// `[B, L, hidden]`.
     pub fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
         let (batch, length) = (x.dim(0)?, x.dim(1)?);
@@ -383,7 +387,7 @@ impl Decoder for Gemma4 {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        // Layers that share keys have no cache of their own.
+        // Layers that share keys do not have a separate cache.
         let layers = || self.blocks.iter().map(|b| &b.attention);
         let with_keys = layers().filter(|layer| layer.k_proj.is_some());
         let caches: Caches = with_keys.map(|layer| options.cache(layer.window)).collect();
@@ -469,8 +473,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The key source of each layer. The first `with_keys` layers use their own keys. Each other layer
-/// uses the keys of the last of these layers that has the same kind.
+/// Returns for each layer the index of the layer whose keys it uses. The first `with_keys` layers
+/// use their own keys. Every other layer uses the keys of the last of these that has the same kind
+/// (sliding or full).
 pub(super) fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {
@@ -539,7 +544,7 @@ fn attention_of(
         }
         k_norm = Some(b.norm(&name("k_norm"), dims.head_dim)?);
     } else {
-        // Checkpoints contain these tensors although no layer uses them.
+        // Checkpoints contain these tensors, although the layer uses the keys of another layer.
         for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
             b.weights.ignore(&name(part));
         }

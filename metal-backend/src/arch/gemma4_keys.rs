@@ -8,7 +8,7 @@ use super::build::{int, invalid};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 
-/// The number of layers with keys of their own; these are the first layers.
+/// Returns the number of layers that compute keys. These are the first layers.
 ///
 /// # Errors
 /// If the configuration is inconsistent.
@@ -17,7 +17,7 @@ pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     let shared = config
         .uint("num_kv_shared_layers", 0..=layers)?
         .unwrap_or(0);
-    // Sharing requires at least one layer with its own keys.
+    // Keys can only be shared if at least one layer computes keys.
     Ok(if shared < layers {
         layers - shared
     } else {
@@ -25,7 +25,7 @@ pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     })
 }
 
-/// The number of key and value elements per token, over all layers with keys of their own.
+/// Returns the number of key and value elements per token in all layers that compute keys.
 ///
 /// # Errors
 /// If a size in the configuration is invalid.
@@ -40,17 +40,18 @@ pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
     Ok(numbers)
 }
 
-/// Whether a layer uses its keys as values.
+/// Returns whether a layer uses its keys as values.
 pub(super) fn values_are_keys(config: &ModelConfig, layer: usize) -> Result<bool> {
     Ok(!config.slides(layer) && config.flag("attention_k_eq_v")?.unwrap_or(false))
 }
 
-/// The number of a layer's key heads and their size, each `None` if it equals the model's.
+/// Returns the number of key heads of a layer and their size. Each is `None` if it equals the
+/// model's.
 pub(super) fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u32>, Option<u32>)> {
     let full = !config.slides(layer);
     let values_are_keys = values_are_keys(config, layer)?;
-    // transformers 5 has a list of per-layer differences. Published files have fields for full
-    // layers.
+    // Configurations of transformers 5 have a list of differences for each layer. Published files
+    // have separate fields for full layers.
     let listed = config
         .fields
         .get("per_layer_config")

@@ -12,7 +12,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let variant = Variant {
         qkv_bias: config.attention_bias,
         traditional: true,
-        // GGUF files of ChatGLM have one matrix.
+        // GGUF files of ChatGLM have one matrix for queries, keys and values.
         fused: weights.contains("model.layers.0.self_attn.qkv_proj.weight"),
         mlp: MlpKind::Fused,
         ..Variant::default()

@@ -1,6 +1,6 @@
-//! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers). Both parts of a
-//! block have a norm before and a norm after. Half of each head rotates, in adjacent pairs. One
-//! matrix computes gate and up.
+//! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers). Attention and
+//! feed-forward each have a norm on their input and on their output. Half of each head rotates, in
+//! adjacent pairs. One matrix computes gate and up.
 
 use inference::Result;
 

@@ -22,7 +22,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// Whether some layers have no indexer of their own.
+/// Returns whether some layers use the indexer of another layer.
 fn shares(config: &ModelConfig) -> Result<bool> {
     let listed = config.fields.get("indexer_types").and_then(Value::as_array);
     if let Some(kinds) = listed {

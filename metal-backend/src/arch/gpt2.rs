@@ -16,7 +16,7 @@ use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{Activation, FeedForward, Linear, Mlp, Weight};
 
-/// How a checkpoint names and orients its matrices.
+/// The tensor-name prefix and the orientation of matrices in a checkpoint.
 struct Layout {
     prefix: &'static str,
     transposed: bool,
@@ -62,7 +62,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         };
         let qkv = [part(0)?, part(1)?, part(2)?];
         let o_proj = linear(b, &layout, &at("attn.c_proj"), heads, hidden)?;
-        // Old checkpoints store the causal mask.
+        // Old checkpoints also store the causal mask, which is not needed.
         b.weights.ignore(&at("attn.bias"));
         b.weights.ignore(&at("attn.masked_bias"));
         Ok(Block {
@@ -83,7 +83,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let embedding = b.embedding(&at("wte"))?;
     let places = b.weights.embedding(&at("wpe"), positions, hidden)?;
     let norm = b.hidden_norm(&at("ln_f"))?;
-    // The output is always tied. Conversion to GGUF writes the table twice, so the copy is ignored.
+    // The output matrix is always tied. Conversion to GGUF stores the table a second time, and this
+    // copy is ignored.
     b.weights.ignore("lm_head");
     Ok(Box::new(Stack {
         embedding,
@@ -100,7 +101,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A matrix `[outputs, inputs]` from either orientation.
+/// Loads a matrix of either orientation. Returns it as `[outputs, inputs]`.
 fn matrix(
     b: &mut Builder<'_>,
     layout: &Layout,

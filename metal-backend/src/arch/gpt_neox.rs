@@ -15,7 +15,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let parallel = config.flag("use_parallel_residual")?.unwrap_or(true);
     let bias = config.flag("attention_bias")?.unwrap_or(true);
     for layer in 0..config.num_hidden_layers {
-        // Old checkpoints store masks and frequencies, which the code computes.
+        // Old checkpoints also store masks and frequencies. These tensors are ignored, because the
+        // engine computes them.
         for buffer in ["bias", "masked_bias", "rotary_emb.inv_freq"] {
             weights.ignore(&format!("model.layers.{layer}.attention.{buffer}"));
         }

@@ -102,7 +102,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
             transposed(b, &down, count, hidden, width)?,
         )
     };
-    // Rows alternate between gate and up, so they are split.
+    // Rows of gate and up alternate in the matrix and in the bias, so both are split.
     let both_bias = b
         .weights
         .tensor(&format!("{fused}_bias"), &[count, 2 * width])?
@@ -141,7 +141,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
     })
 }
 
-/// A dense stack stored as `[experts, in, out]`.
+/// Loads dense experts stored as `[experts, in, out]`. Returns them as `[experts, out, in]`.
 fn transposed(
     b: &mut Builder<'_>,
     name: &str,
@@ -156,7 +156,8 @@ fn transposed(
         .map_err(engine("weights"))
 }
 
-/// A stack in OpenAI's packing: 16 bytes for each 32 weights, and one scale byte for them.
+/// Loads experts in OpenAI's packing of MXFP4. Each block of 32 weights has 16 bytes and a separate
+/// scale byte.
 fn mxfp4(b: &mut Builder<'_>, name: &str, count: i32, outputs: i32, inputs: i32) -> Result<Weight> {
     let groups = inputs / BLOCK;
     let blocks = [count, outputs, groups, BLOCK / 2];
@@ -177,7 +178,7 @@ fn mxfp4(b: &mut Builder<'_>, name: &str, count: i32, outputs: i32, inputs: i32)
     }))
 }
 
-/// Copies rows `first`, `first + 2`, .. of `[experts, rows, cols]`.
+/// Returns a copy of the rows `first`, `first + 2`, .. of `[experts, rows, cols]`.
 fn every_other_row(a: &Array, first: i32) -> mlx_rs_core::Result<Array> {
     let shape = a.shape().to_vec();
     let rows = a.slice(&[0, first, 0], &shape, &[1, 2, 1])?.contiguous()?;

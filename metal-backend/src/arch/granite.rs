@@ -15,7 +15,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(with_factors(config, weights, stack)?))
 }
 
-/// The llama variant with the factors inside blocks.
+/// Returns the llama variant with the factors that apply inside blocks.
 pub(super) fn variant(config: &ModelConfig) -> Result<Variant> {
     let residual = config.number("residual_multiplier")?;
     Ok(Variant {
@@ -25,7 +25,7 @@ pub(super) fn variant(config: &ModelConfig) -> Result<Variant> {
     })
 }
 
-/// Sets the factors of embedding and logits.
+/// Sets the factors on the embedding and the logits.
 pub(super) fn with_factors(
     config: &ModelConfig,
     weights: &mut Weights,

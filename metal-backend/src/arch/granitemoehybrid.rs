@@ -75,7 +75,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<FeedForward> {
-    // mlx-lm has another name for the dense block.
+    // mlx-lm stores the dense feed-forward part under another name.
     if b.weights
         .contains(&format!("{prefix}.mlp.gate_proj.weight"))
     {
@@ -97,7 +97,7 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
     mixture(b, prefix, width, activation, shared)
 }
 
-/// The experts at `block_sparse_moe`, each of this width.
+/// Builds the mixture at `block_sparse_moe`. Each expert has this width.
 pub(super) fn mixture(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -140,7 +140,7 @@ pub(super) fn mixture(
     })))
 }
 
-/// The shared expert, with gate and up in one matrix.
+/// Loads the shared expert, whose gate and up are stored as one matrix.
 fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> Result<GatedMlp> {
     let hidden = b.dims.hidden;
     // GGUF files store gate and up separately.
@@ -163,7 +163,7 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
     })
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

@@ -1,6 +1,6 @@
 //! Hunyuan with mixtures of experts (Tencent 2025; reference: `modeling_hunyuan_v1_moe` of Hugging
 //! Face transformers). It is the dense Hunyuan with routed experts and a shared expert.
-//! Configurations whose layers share keys (Hunyuan-Large) are refused.
+//! Configurations in which layers share keys (Hunyuan-Large) are not supported.
 
 use inference::Result;
 

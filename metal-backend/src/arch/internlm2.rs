@@ -11,7 +11,8 @@ use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     for layer in 0..config.num_hidden_layers {
-        // Old checkpoints store the frequencies, which the configuration determines.
+        // Old checkpoints also store the frequencies. The tensor is ignored, because the
+        // configuration determines them.
         weights.ignore(&format!("model.layers.{layer}.attention.rope.inv_freq"));
     }
     let variant = Variant {

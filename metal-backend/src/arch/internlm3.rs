@@ -10,7 +10,7 @@ use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     if config.attention_bias != config.mlp_bias {
-        // The reference refuses this too, because it differs from the original code here.
+        // The reference also rejects this, because its result would differ from the original code.
         return Err(Error::new(
             ErrorKind::Unsupported,
             "qkv_bias and bias differ; only equal values are supported",

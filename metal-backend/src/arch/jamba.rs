@@ -58,13 +58,13 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The sizes of Mamba layers.
+/// Returns the sizes of Mamba layers.
 fn shape(config: &ModelConfig) -> Result<MambaShape> {
     let expand = config.required_uint("mamba_expand", 1..=limits::EXPERTS)?;
     mamba::shape(config, &FIELDS, config.hidden_size.saturating_mul(expand))
 }
 
-/// A mixture of experts, or a dense feed-forward part in layers without a mixture.
+/// Builds a mixture of experts, or a dense feed-forward part in layers without experts.
 fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForward> {
     let config = b.config;
     let at = format!("{prefix}.mlp");
@@ -96,7 +96,7 @@ fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForwa
     })))
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     Ok(super::state_bytes::of_recurrent_layers(
         config,

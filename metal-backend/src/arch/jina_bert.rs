@@ -1,7 +1,8 @@
-//! `JinaBERT` (Günther et al. 2023, arXiv:2310.19923; reference: `modeling_bert` beside the
-//! checkpoints): BERT's post-norm blocks with a symmetric form of `ALiBi` (Press et al. 2021,
-//! arXiv:2108.12409) instead of learned positions, and a feed-forward part with a gate (Shazeer
-//! 2020). Models for code also have norms of queries and keys, and add a block's input twice.
+//! `JinaBERT` (Günther et al. 2023, arXiv:2310.19923; reference: `modeling_bert` in the
+//! checkpoints' repositories): BERT's post-norm blocks with a symmetric form of `ALiBi` (Press et
+//! al. 2021, arXiv:2108.12409) instead of learned positions, and with a gated feed-forward part
+//! (Shazeer 2020). Models for code also have norms of queries and keys, and add a block's input
+//! twice.
 
 use std::sync::Arc;
 
@@ -80,7 +81,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The feed-forward part.
+/// The kind of feed-forward part.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     gated: bool,
@@ -103,8 +104,9 @@ fn kind(b: &Builder<'_>) -> Result<Kind> {
     Ok(Kind { gated, activation })
 }
 
-/// The feed-forward part of the block with this prefix. `up_first`: a fused matrix of a GGUF file
-/// begins with the rows of the up projection, as in models that add a block's input twice.
+/// Builds the feed-forward part of the block with this prefix. `up_first` applies to fused matrices
+/// in GGUF files. It means that the rows of the up projection precede those of the gate, as in
+/// models that add a block's input twice.
 fn feed_forward(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -155,7 +157,8 @@ fn feed_forward(
     }))
 }
 
-/// The first of these names that has a tensor; else the first name, which an error then contains.
+/// Returns the first of these names that has a tensor. If none has one, returns the first name,
+/// which the loading error then contains.
 fn existing(b: &Builder<'_>, names: impl IntoIterator<Item = String>) -> String {
     let names: Vec<String> = names.into_iter().collect();
     let found = |name: &&String| b.weights.contains(&format!("{name}.weight"));
@@ -163,9 +166,9 @@ fn existing(b: &Builder<'_>, names: impl IntoIterator<Item = String>) -> String 
     name.cloned().unwrap_or_default()
 }
 
-/// The slope of each head. For a power of two `n` they are `2^(-8 i / n)` for `i` from 1 to `n`.
-/// For another number, slopes of `2 n` heads follow, every second one, where `n` is the next lower
-/// power of two (Press et al. 2021, section 3 and their code).
+/// Returns the slope of each head (Press et al. 2021, section 3 and their code). For a power of two
+/// `n`, slope `i` from 1 to `n` is `2^(-8 i / n)`. For another number, `n` is the next lower power
+/// of two; the other heads get the first, third, fifth and so on of the slopes for `2 n` heads.
 fn slopes(heads: u32) -> Vec<f32> {
     let n = heads.checked_ilog2().map_or(0, |log| 1u32 << log);
     let slope = |i: u32, n: u32| (-8.0 * f64::from(i) / f64::from(n)).exp2() as f32;

@@ -18,7 +18,7 @@ use crate::loader::Weights;
 use crate::nn::Mixer;
 use crate::nn::delta_attention::{DeltaAttention, DeltaAttentionShape};
 
-/// A single expert's gate, up and down.
+/// The tensor names of an expert's gate, up and down.
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -51,7 +51,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The sizes of Kimi Delta Attention.
+/// Returns the sizes of Kimi Delta Attention.
 fn shape(config: &ModelConfig) -> Result<DeltaAttentionShape> {
     let size = |name: &str, range| int(name, config.required_uint(name, range)?);
     Ok(DeltaAttentionShape {
@@ -80,7 +80,7 @@ fn delta_attention(
     let rates = if b.weights.contains(&name("rates")) {
         wide(b.weights.tensor(&name("rates"), &stored)?)
     } else {
-        // Directories have the logarithms of the negated rates.
+        // Directories store `log(-rate)` instead of the rates.
         wide(b.weights.tensor(&name("A_log"), &stored)?)?
             .exp()
             .and_then(|rates| rates.negative())
@@ -111,7 +111,7 @@ fn delta_attention(
     })
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

@@ -59,12 +59,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// What has a gate.
+/// The number of gates.
 #[derive(Debug, Clone, Copy)]
 enum Gating {
-    /// Each head.
+    /// One gate for each head.
     Heads,
-    /// Each element of each head.
+    /// One gate for each element of each head.
     Elements,
 }
 
@@ -80,7 +80,8 @@ fn gating(config: &ModelConfig) -> Result<Gating> {
     }
 }
 
-/// The number of query heads of each layer; empty if the layers do not differ.
+/// Returns the number of query heads of each layer. The list is empty if the configuration has one
+/// number for all layers.
 fn heads(config: &ModelConfig) -> Result<Vec<i32>> {
     const NAME: &str = "num_attention_heads_per_layer";
     let Some(numbers) = config.numbers(NAME)? else {

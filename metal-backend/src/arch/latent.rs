@@ -1,6 +1,6 @@
-//! Shared parts of families with latent attention: the attention layer with the usual tensor names,
-//! and DeepSeek's decoder (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of Hugging
-//! Face transformers).
+//! Functions for families with latent attention. They build the attention layer with the usual
+//! tensor names, and DeepSeek's decoder (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3`
+//! of Hugging Face transformers).
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -21,9 +21,10 @@ use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
 /// The differences between families with latent attention.
 #[derive(Debug, Clone, Copy)]
 pub struct Latent {
-    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements from the two halves of a
+    /// head.
     pub traditional: bool,
-    /// Epsilon of the low-rank norms, if it differs from the other norms.
+    /// Epsilon of the low-rank norms; `None` if it equals that of the other norms.
     pub eps: Option<f32>,
     /// Factor on the attention and feed-forward outputs before the residual sum.
     pub residual: Option<f32>,
@@ -69,8 +70,8 @@ impl Sizes {
     }
 }
 
-/// The number of cached elements per token in all layers; `None` for families without latent
-/// attention.
+/// Returns the number of cached elements per token in all layers; `None` for families without
+/// latent attention.
 pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     if !config.family().is_some_and(|family| family.latent) {
         return Ok(None);
@@ -84,7 +85,7 @@ pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     Ok(Some(width * 2 * layers as u64))
 }
 
-/// The attention of layer `i` at the prefix `at`.
+/// Builds the attention of layer `i` at the prefix `at`.
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
@@ -161,7 +162,7 @@ pub fn attention(
     })
 }
 
-/// The norm of a low-rank vector.
+/// Loads the norm of a low-rank vector. Its epsilon may differ from the other norms.
 fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Result<Norm> {
     let usual = b.dims.eps;
     b.dims.eps = latent.eps.unwrap_or(usual);
@@ -170,8 +171,8 @@ fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Re
     norm
 }
 
-/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`. transformers' layout has one
-/// matrix for both; mlx-lm's layout has two.
+/// Returns the matrices `[heads, plain, rank]` and `[heads, rank, values]`. Checkpoints of
+/// transformers store both in one matrix; those of mlx-lm store two matrices.
 fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Array)> {
     let Sizes {
         rank,
@@ -213,7 +214,7 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
     ))
 }
 
-/// The factor on queries and keys that YaRN's `mscale_all_dim` configures.
+/// Returns the factor on queries and keys that YaRN's `mscale_all_dim` determines; 1 without it.
 fn yarn_growth(config: &ModelConfig) -> f32 {
     let objects = ["rope_scaling", "rope_parameters"];
     let scaling = objects
@@ -228,10 +229,10 @@ fn yarn_growth(config: &ModelConfig) -> f32 {
     }
 }
 
-/// Builds the decoder with only dense blocks.
+/// Builds the decoder. All of its blocks are dense.
 ///
 /// # Errors
-/// As [`routed`].
+/// The errors of [`routed`].
 pub fn dense(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -250,10 +251,10 @@ pub fn dense(
     })
 }
 
-/// Builds the decoder with dense blocks, followed by blocks with mixtures of experts.
+/// Builds the decoder. Its first blocks are dense; the others have mixtures of experts.
 ///
 /// # Errors
-/// As [`routed_block`].
+/// The errors of [`routed_block`].
 pub fn routed(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -264,11 +265,11 @@ pub fn routed(
     })
 }
 
-/// As [`routed`], with an indexer in each layer. `traditional` is how the family's indexers rotate,
-/// unless the configuration says it.
+/// Builds the decoder as [`routed`] does, with an indexer in each layer. `traditional` says whether
+/// the family's indexers rotate adjacent elements. The configuration can override it.
 ///
 /// # Errors
-/// As [`routed`].
+/// The errors of [`routed`].
 pub fn indexed(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -293,7 +294,7 @@ pub fn indexed(
     )
 }
 
-/// The indexer of layer `i` at the prefix `at`.
+/// Builds the indexer of layer `i` at the prefix `at`.
 fn indexer(b: &mut Builder<'_>, i: usize, at: &str, traditional: bool) -> Result<Indexer> {
     let config = b.config;
     let sizes = Sizes::from_config(config)?;
@@ -350,7 +351,7 @@ fn stack(
     )
 }
 
-/// Builds a part of a block from the index of the block and a prefix.
+/// Builds the mixer or the feed-forward part of a block from the block's index and a prefix.
 type Part<'a, P> = &'a dyn Fn(&mut Builder<'_>, usize, &str) -> Result<P>;
 
 fn stack_of(

@@ -56,8 +56,8 @@ pub(super) fn load_with(
     }))
 }
 
-/// The gated feed-forward block, with transformers' names or with mlx-lm's names for models with
-/// experts.
+/// Builds the gated feed-forward block. Its tensors have the names of transformers, or those that
+/// mlx-lm uses for models with experts.
 pub(super) fn feed_forward(b: &mut Builder<'_>, at: &str, width: i32) -> Result<FeedForward> {
     let mlp = if b.weights.contains(&format!("{at}.gate_proj.weight")) {
         b.gated_mlp(at, width, Activation::Silu, false)?
@@ -105,7 +105,7 @@ fn conv_width(config: &ModelConfig) -> Result<i32> {
     )
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let hidden = int("hidden_size", config.hidden_size)?;
     let layout = ShortConv::state_layout(hidden, conv_width(config)?);

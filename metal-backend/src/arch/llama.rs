@@ -1,6 +1,7 @@
 //! Llama (Touvron et al. 2023; reference: `modeling_llama` of Hugging Face transformers): pre-norm
-//! blocks of grouped-query attention and a gated feed-forward part. Many families are this decoder
-//! with other biases, norms, names or factors. A [`Variant`] describes each of them.
+//! blocks of grouped-query attention and a gated feed-forward part. Many families use this decoder
+//! with other biases, norms, names or factors. A [`Variant`] describes the differences of one
+//! family.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -34,7 +35,8 @@ pub struct Variant {
     pub norm_after_rotation: bool,
     /// The formula of norms.
     pub norms: NormKind,
-    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements from the two halves of a
+    /// head.
     pub traditional: bool,
     /// The rotary embedding rotates in the opposite direction.
     pub reversed: bool,
@@ -42,12 +44,12 @@ pub struct Variant {
     pub no_rope: bool,
     /// One matrix computes queries, keys and values.
     pub fused: bool,
-    /// The fused matrix is interleaved by key head.
+    /// The fused matrix combines query, key and value heads in groups, one for each key head.
     pub grouped: bool,
     /// The kind of feed-forward block.
     pub mlp: MlpKind,
-    /// Whether attention and feed-forward part read the same input, so that their outputs are
-    /// summed.
+    /// The norms of blocks in which attention and feed-forward read the same input, so that their
+    /// outputs are summed. `None` if the feed-forward part reads the output of attention.
     pub parallel: Option<Parallel>,
     /// Factor on the scores, instead of `1 / sqrt(head_dim)`.
     pub score_scale: Option<f32>,
@@ -71,17 +73,18 @@ pub enum MlpKind {
     Plain,
 }
 
-/// The norms of blocks whose attention and feed-forward part read the same input.
+/// The norms of blocks in which attention and feed-forward read the same input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parallel {
-    /// One norm for both parts.
+    /// One norm for both attention and feed-forward.
     OneNorm,
-    /// A separate norm for each part.
+    /// Separate norms for attention and feed-forward.
     TwoNorms,
 }
 
 impl Variant {
-    /// The variant whose biases follow the configuration's `attention_bias` and `mlp_bias`.
+    /// Returns the variant with the biases that `attention_bias` and `mlp_bias` of the
+    /// configuration select.
     pub fn configured(config: &ModelConfig) -> Self {
         Self {
             qkv_bias: config.attention_bias,
@@ -97,7 +100,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_variant(config, weights, Variant::configured(config))
 }
 
-/// Loads a checkpoint as the llama decoder with these differences.
+/// Builds the llama decoder of this variant from a checkpoint.
 pub(super) fn load_variant(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -106,7 +109,7 @@ pub(super) fn load_variant(
     Ok(Box::new(variant_stack(config, weights, variant)?))
 }
 
-/// Builds the llama decoder with these differences.
+/// Builds the llama decoder of this variant.
 pub(super) fn variant_stack(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -131,7 +134,7 @@ pub(super) fn variant_stack(
     })
 }
 
-/// As [`variant_stack`]; the caller builds the feed-forward parts.
+/// Builds the decoder of this variant. `mlp` builds the feed-forward parts.
 pub(super) fn stack_of(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -177,7 +180,7 @@ pub(super) fn stack_of(
     })
 }
 
-/// Builds a block from these parts.
+/// Builds a block of this variant.
 fn block(
     b: &mut Builder<'_>,
     variant: Variant,
@@ -201,7 +204,7 @@ fn block(
     })
 }
 
-/// The attention parts of a variant.
+/// Returns the variations of the attention layer for this variant.
 pub(super) fn parts(variant: Variant) -> AttentionParts {
     AttentionParts {
         qkv_bias: variant.qkv_bias,

@@ -40,8 +40,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         if !rotates[i] {
             attention.growth = growth;
         } else if head_norms {
-            // The reference rotates before these norms. The order has no effect: the norms have no
-            // weights, and a rotation does not change a vector's length.
+            // The reference rotates before these norms. Both orders give the same result: the norms
+            // have no weights, and a rotation does not change a vector's length.
             let norms = std::mem::replace(&mut b.norms, NormKind::PlainRms);
             attention.norms = b.head_norms(&at)?;
             b.norms = norms;
@@ -70,7 +70,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The growth of queries with their position, in layers without rotation.
+/// Returns the growth of queries with their position, for layers without rotation.
 fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     if !config.flag("attn_temperature_tuning")?.unwrap_or(true) {
         return Ok(None);
@@ -83,7 +83,7 @@ fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     }))
 }
 
-/// Whether each layer has experts: the layers in `moe_layers`, or every n-th layer.
+/// Returns whether each layer has experts: the layers in `moe_layers`, or every n-th layer.
 fn sparse_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     if let Some(listed) = config.numbers("moe_layers")? {
@@ -98,7 +98,7 @@ fn sparse_layers(config: &ModelConfig) -> Result<Vec<bool>> {
         .collect())
 }
 
-/// The mixture at `at`, with a shared expert for all tokens.
+/// Builds the mixture at `at`. It has a shared expert for all tokens.
 fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let activation = b.activation(Activation::Silu)?;

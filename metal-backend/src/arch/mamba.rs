@@ -31,7 +31,7 @@ pub(super) struct Fields {
     pub width: &'static str,
 }
 
-/// Builds the norms of the low-rank step, B and C at a prefix.
+/// Loads the norms of the low-rank step, of B and of C below a prefix.
 pub(super) type MapNorms<'a> =
     &'a dyn Fn(&mut Builder<'_>, &str, MambaShape) -> Result<Option<[Norm; 3]>>;
 
@@ -39,7 +39,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_with(config, weights, &|_, _, _| Ok(None))
 }
 
-/// Builds the decoder; the caller builds the norms.
+/// Builds the decoder. `norms` loads the additional norms of a family.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -65,7 +65,7 @@ pub(super) fn load_with(
     }))
 }
 
-/// The sizes of a layer with `inner` channels.
+/// Returns the sizes of a layer with `inner` channels.
 pub(super) fn shape(config: &ModelConfig, fields: &Fields, inner: usize) -> Result<MambaShape> {
     let size = |name: &str, range| int(name, config.required_uint(name, range)?);
     Ok(MambaShape {
@@ -76,8 +76,8 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields, inner: usize) -> Resu
     })
 }
 
-/// Builds the layer at a prefix, with norms and with optional biases on the input and output
-/// projections.
+/// Builds the layer at a prefix. `norms` are the optional norms. `bias` says whether the input and
+/// output projections have biases.
 pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
@@ -97,7 +97,7 @@ pub(super) fn mixer(
     let rates = if b.weights.contains(&name("rates")) {
         wide(b.weights.tensor(&name("rates"), &[inner, state])?)?
     } else {
-        // Directories have the logarithms of the negated rates.
+        // Directories store `log(-rate)` instead of the rates.
         wide(b.weights.tensor(&name("A_log"), &[inner, state])?)?
             .exp()
             .and_then(|rates| rates.negative())
@@ -118,7 +118,7 @@ pub(super) fn mixer(
     })
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS, config.intermediate_size)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

@@ -58,7 +58,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The sizes of a layer.
+/// Returns the sizes of a layer.
 pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape> {
     let size = |name: &str, most: usize| int(name, config.required_uint(name, 1..=most)?);
     let width = config.required_uint(fields.width, 2..=MAX_CONV)?;
@@ -79,8 +79,8 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape
     Ok(shape)
 }
 
-/// The minimum and maximum step size. A missing bound is null or beyond float32; Python writes
-/// `Infinity` for it.
+/// Returns the minimum and maximum step size. The maximum is infinite if it is null or exceeds
+/// float32, because Python writes `Infinity` for a missing bound.
 fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     let fault = || invalid("time_step_limit must be two numbers, the first not above the second");
     let limit = match config.fields.get("time_step_limit") {
@@ -101,7 +101,7 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     Ok((limit.0 as f32, limit.1 as f32))
 }
 
-/// A norm after the gate. Each group of heads has its own mean square, as in mamba_ssm.
+/// Builds a norm after the gate. As in mamba_ssm, each group of heads is normalized separately.
 pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) -> Result<GatedNorm> {
     Ok(GatedNorm::Grouped {
         norm: b.group_norm(&format!("{at}.norm"), shape.inner())?,
@@ -110,8 +110,8 @@ pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) ->
     })
 }
 
-/// Builds the layer at a prefix, with a norm and with optional biases on the input and output
-/// projections.
+/// Builds the layer at a prefix with the norm `norm`. `bias_in` and `bias_out` say whether the
+/// input and output projections have biases.
 pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
@@ -141,8 +141,8 @@ pub(super) fn mixer(
     })
 }
 
-/// Negative decay rates, `[heads]` in float32. A checkpoint stores the logarithms of the positive
-/// rates; a GGUF file stores the negative rates.
+/// Returns the negative decay rates, `[heads]` in float32. GGUF files store these rates. Other
+/// checkpoints store the logarithms of their absolute values.
 pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> {
     let stored = format!("{at}.rates");
     let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
@@ -156,7 +156,7 @@ pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> 
         .map_err(engine("weights"))
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

@@ -33,7 +33,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Refuses sliding layers whose query heads differ from those of full layers.
+/// Returns an error if query heads in sliding layers differ in number or size from those in full
+/// layers.
 fn check(config: &ModelConfig) -> Result<()> {
     let full = [
         config.num_attention_heads,

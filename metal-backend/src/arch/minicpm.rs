@@ -22,14 +22,15 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// The factor on the residual branches.
+/// Returns the factor on the residual branches.
 pub(super) fn residual(config: &ModelConfig) -> Result<Option<f32>> {
     let layers = config.num_hidden_layers as f32;
     let depth = config.number("scale_depth")?;
     Ok(depth.map(|depth| depth / layers.sqrt()))
 }
 
-/// The factor on the logits, if the configuration has the width for which the logits were tuned.
+/// Returns the factor on the logits. `None` if the configuration does not contain the width for
+/// which the logits were tuned.
 pub(super) fn logit_scale(b: &Builder<'_>) -> Result<Option<Array>> {
     let base = b
         .config

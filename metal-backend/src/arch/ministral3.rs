@@ -19,7 +19,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_variant(config, weights, variant)
 }
 
-/// The growth of queries, from `rope_parameters`.
+/// Returns the growth of queries, from `rope_parameters`.
 pub(super) fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     const BETA: &str = "llama_4_scaling_beta";
     const STEP: &str = "original_max_position_embeddings";

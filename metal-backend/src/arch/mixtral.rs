@@ -16,7 +16,7 @@ use crate::nn::{Activation, FeedForward, Mixture, Router};
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let (count, per_token) = counts(config, "num_experts_per_tok")?;
     load_mixture(config, weights, Variant::default(), &|b, _, prefix| {
-        // transformers 5 names the block `mlp`.
+        // In checkpoints of transformers 5, the block is named `mlp`.
         let old = format!("{prefix}.block_sparse_moe");
         let at = if b.weights.contains(&format!("{old}.gate.weight")) {
             old

@@ -1,6 +1,6 @@
-//! Architectures by `model_type`, one file each. A loader builds a decoder from a configuration and
-//! weights. `nn/` has the shared layers. `stack.rs` has the decoder that most families use;
-//! `build.rs` and `moe.rs` have helpers for loading.
+//! The supported architectures, one file for each `model_type`. A loader builds a decoder from a
+//! configuration and weights. `nn/` contains the shared layers. `stack.rs` contains the decoder
+//! that most families use; `build.rs` and `moe.rs` contain helpers for loading.
 
 mod afmoe;
 mod apertus;
@@ -227,7 +227,7 @@ static LOADERS: [(&Family, Loader); 96] = [
     (&family::youtu_llm::FAMILY, youtu_llm::load),
 ];
 
-/// The names of architectures that [`load`] accepts, sorted.
+/// Returns the names of the architectures that [`load`] accepts, sorted.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let all = LOADERS.iter().flat_map(|(family, _)| family.model_types());
     all.collect::<BTreeSet<_>>().into_iter()
@@ -284,15 +284,16 @@ fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static
     (RECURRENT.iter()).find(|(family, ..)| family.model_type == described.model_type)
 }
 
-/// Bytes of one sequence's state in its recurrent layers. They do not depend on the sequence's
-/// length.
+/// Returns the number of bytes of one sequence's state in all recurrent layers. It does not depend
+/// on the sequence's length.
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
 }
 
-/// The number of key and value elements per token in all layers that cache them.
+/// Returns the number of key and value elements per token in all layers that cache them.
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
-    // Layers of Gemma 3n and Gemma 4 share keys. Those of Gemma 4 also differ in their heads.
+    // In Gemma 3n and Gemma 4, some layers share keys. In Gemma 4, layers also differ in the number
+    // and size of their heads.
     let sharing = [&family::gemma3n::FAMILY, &family::gemma4::FAMILY];
     let shares = |f: &Family| sharing.iter().any(|s| s.model_type == f.model_type);
     if config.family().is_some_and(shares) {
@@ -301,7 +302,7 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     if let Some(numbers) = latent::key_numbers(config)? {
         return Ok(numbers);
     }
-    // In MiMo-V2, sliding layers have another number of key heads.
+    // In MiMo-V2, sliding layers differ from full layers in the number of key heads.
     let sliding = config.uint("swa_num_key_value_heads", 1..=limits::HEADS)?;
     let layers = 0..config.num_hidden_layers;
     let layers = layers.filter(|&layer| config.has_keys(layer));
@@ -314,8 +315,8 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     Ok((heads as u64).saturating_mul(2 * config.head_size() as u64))
 }
 
-/// The blocks that follow from the tensors' names, for architectures whose blocks differ. Empty for
-/// other architectures.
+/// Finds the blocks of an architecture with recurrent layers from the names of its tensors. Returns
+/// an empty list for other architectures.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] if a block is missing.
@@ -329,7 +330,7 @@ pub fn blocks<'a>(
     }
 }
 
-/// The default compute type on a GPU for weights stored as `stored`.
+/// Returns the default compute type on a GPU for weights stored as `stored`.
 pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
     // Some families sum over a whole sequence. In bfloat16, such sums lose small terms.
     match config.family() {
@@ -338,9 +339,9 @@ pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
     }
 }
 
-/// The layer that scores a text from its last hidden state. Checkpoints of decoders that classify
-/// texts with one label have this layer (`ForSequenceClassification` in transformers). `None` if
-/// the checkpoint has none.
+/// Loads the layer that scores a text from its last hidden state. Checkpoints of decoders that
+/// classify texts with one label have this layer (`ForSequenceClassification` in transformers).
+/// Returns `None` if the checkpoint does not have it.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] if its shape is wrong; [`ErrorKind::Unsupported`] if it has several
@@ -367,8 +368,9 @@ pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option
     weights.layer(weight, bias).map(Some)
 }
 
-/// Builds the decoder for `config.model_type`. If `model_type` is missing, the weights decide:
-/// query norms mean qwen3, query biases mean qwen2, otherwise it is llama.
+/// Builds the decoder for `config.model_type`, and returns it with the name of its architecture. If
+/// `model_type` is missing, the weights determine the architecture: qwen3 if there are query norms,
+/// qwen2 if there are query biases, otherwise llama.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an unknown architecture, with a list of the known ones;

@@ -41,7 +41,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let block = EncoderBlock {
                 attention_in,
                 attention: b.plain_attention(qkv, o_proj, rope),
-                // The window covers both sides, so each side has half of it.
+                // The window is the total width, so half of it is on each side.
                 reach: b.window(i)?.map(|window| window / 2),
                 slopes: None,
                 attention_out: None,
@@ -65,7 +65,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let norm = Some(b.hidden_norm(&at("final_norm"))?);
     let classifier = classifier(&mut b)?;
     if classifier.is_none() {
-        // Tensors that predict masked words; embeddings do not use them.
+        // These tensors predict masked words, which an embedding does not need.
         b.weights.ignore("head");
         b.weights.ignore("decoder");
     }
@@ -82,7 +82,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Converts a list of three layers to queries, keys and values.
+/// Converts a list of three layers to an array: queries, keys and values.
 pub(super) fn three(parts_of: Vec<Linear>) -> Result<[Linear; 3]> {
     <[Linear; 3]>::try_from(parts_of).map_err(|_| parts())
 }

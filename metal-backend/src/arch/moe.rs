@@ -1,5 +1,5 @@
 //! Helpers for mixtures of experts: the lookup of their matrices, the llama decoder with mixtures
-//! as feed-forward parts, and the mixtures of the Qwen families.
+//! of experts, and the mixtures of the Qwen families.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -18,7 +18,7 @@ use crate::nn::{
     Activation, ExpertLinear, Experts, FeedForward, LimitedMlp, Mixture, Router, Weight,
 };
 
-/// Where a checkpoint stores the experts of a block.
+/// The tensor names of a block's experts.
 pub struct ExpertsAt<'a> {
     /// The prefix of the stacks `gate_proj`, `up_proj` and `down_proj`.
     pub stacked: String,
@@ -28,7 +28,7 @@ pub struct ExpertsAt<'a> {
     pub parts: [&'a str; 3],
 }
 
-/// The experts of one block.
+/// Loads the experts of one block.
 pub fn experts(
     b: &mut Builder<'_>,
     at: &ExpertsAt<'_>,
@@ -42,7 +42,7 @@ pub fn experts(
         let names = [fused, format!("{}.down_proj", at.single)];
         return fused_experts(b, names, &at.stacked, count, width, activation);
     }
-    // GGUF files may have gate and up in one stack.
+    // In GGUF files, one stack may combine gate and up.
     let fused = format!("{}.gate_up_proj", at.stacked);
     if b.weights.contains(&format!("{fused}.weight")) {
         let names = [fused, format!("{}.down_proj", at.stacked)];
@@ -65,8 +65,9 @@ pub fn experts(
     })
 }
 
-/// Experts in two stacks with these names: one has gate and up, `[experts, 2 * width, hidden]`; the
-/// other has down. `slots` is the prefix of the slots `gate_proj`, `up_proj` and `down_proj`.
+/// Loads experts from two stacks with these names. The first combines gate and up, `[experts,
+/// 2 * width, hidden]`; the second has down. `slots` is the prefix of the slots `gate_proj`,
+/// `up_proj` and `down_proj`.
 pub fn fused_experts(
     b: &mut Builder<'_>,
     [gate_up, down]: [String; 2],
@@ -81,12 +82,13 @@ pub fn fused_experts(
         None => width,
     };
     let turned = [[hidden, 2 * stored], [stored, hidden]];
-    // GGUF stacks may be quantized.
+    // Stacks in GGUF files may be quantized.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
     };
-    // Qwen3-VL and Llama 4 store `[experts, in, out]`. One of the two matrices may be square.
+    // Qwen3-VL and Llama 4 store `[experts, in, out]`. One of the two matrices may be square, so
+    // both shapes are compared.
     let is_turned = [&gate_up, &down]
         .into_iter()
         .zip(turned)
@@ -109,7 +111,8 @@ pub fn fused_experts(
     joined_experts(b, (&both, down), slots, width, activation)
 }
 
-/// Builds experts from two stacks, the first with gate and up. `slots` is the prefix of the slots.
+/// Builds experts from two stacks. The first combines gate and up. `slots` is the prefix of the
+/// slots.
 fn joined_experts(
     b: &mut Builder<'_>,
     (both, down): (&Weight, Weight),
@@ -132,8 +135,8 @@ fn joined_experts(
     })
 }
 
-/// Gives a layer a slot with this name: the name of its stack in checkpoints of mlx-lm, and so in
-/// adapters.
+/// Adds a slot to a layer. `name` is the name of the layer's stack in checkpoints of mlx-lm, and so
+/// in adapters.
 pub fn with_expert_slot(
     b: &mut Builder<'_>,
     name: &str,
@@ -144,7 +147,7 @@ pub fn with_expert_slot(
     Ok(layer.at(SlotView::new(slot, None)))
 }
 
-/// The number of experts, and the number of experts per token.
+/// Returns the number of experts, and the number of experts per token.
 ///
 /// # Errors
 /// If the configuration lacks these numbers or they are impossible.
@@ -157,7 +160,7 @@ pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
     Ok((int(name, experts)?, int(per_token, k)?))
 }
 
-/// A Qwen block's mixture, or a dense feed-forward part in layers without a mixture.
+/// Builds a Qwen block's mixture, or its dense feed-forward part if the layer has no experts.
 pub fn qwen_block(
     b: &mut Builder<'_>,
     i: usize,
@@ -194,7 +197,7 @@ pub fn qwen_block(
     Ok(FeedForward::Mixture(Box::new(mixture)))
 }
 
-/// A mixture at `mlp` with experts of this width, whose weights are a softmax.
+/// Builds a mixture at `mlp` whose experts have this width. A softmax weights the experts.
 pub fn share_block(b: &mut Builder<'_>, prefix: &str, width: i32) -> Result<FeedForward> {
     let mixture = shares(b, &format!("{prefix}.mlp"), width)?;
     Ok(FeedForward::Mixture(Box::new(mixture)))
@@ -228,7 +231,8 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
     })
 }
 
-/// Whether each layer is dense: by `mlp_layer_types`, or the first `first_k_dense_replace` layers.
+/// Returns whether each layer is dense. `mlp_layer_types` determines this; without this field, the
+/// first `first_k_dense_replace` layers are dense.
 pub fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     let Some(listed) = config
@@ -257,8 +261,9 @@ pub fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
         .collect()
 }
 
-/// The mixture of families with `DeepSeek`'s field names: a router `gate` with an optional
-/// selection bias, optional groups, and shared experts. The first layers are dense.
+/// Builds the feed-forward part of families with `DeepSeek`'s field names. The first layers are
+/// dense. Other layers have a router `gate` with an optional selection bias, optional groups, and
+/// shared experts.
 ///
 /// # Errors
 /// If a tensor is missing or has another shape; [`ErrorKind::Unsupported`] for an unknown scoring
@@ -272,7 +277,7 @@ pub fn routed_block(
     limited_block(b, i, prefix, parts, Limits::default())
 }
 
-/// Limits of the gates of a block ([`Gate::Limited`]).
+/// Upper limits on the gates of a block ([`Gate::Limited`]).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// The limit in chosen experts.
@@ -281,10 +286,10 @@ pub struct Limits {
     pub shared: Option<f32>,
 }
 
-/// As [`routed_block`], with limits on the gates.
+/// Builds the feed-forward part as [`routed_block`] does, with limits on the gates.
 ///
 /// # Errors
-/// As [`routed_block`].
+/// The errors of [`routed_block`].
 pub fn limited_block(
     b: &mut Builder<'_>,
     i: usize,
@@ -358,7 +363,7 @@ pub fn limited_block(
     };
     let single = format!("{at}.experts");
     let places = ExpertsAt {
-        // Step 3.5 stores stacks below the usual name of single experts.
+        // Step 3.5 stores stacks under the name that other families use for single experts.
         stacked: match b.weights.contains(&format!("{single}.gate_proj.weight")) {
             true => single.clone(),
             false => format!("{at}.switch_mlp"),
@@ -383,7 +388,8 @@ pub fn limited_block(
 /// The usual names of a single expert's matrices.
 pub const USUAL_PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// How experts are weighted, from `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
+/// Returns how experts are weighted, according to `scoring_func`, `norm_topk_prob` and
+/// `routed_scaling_factor`.
 fn weighing(config: &ModelConfig) -> Result<Weighing> {
     let normalized = config.flag("norm_topk_prob")?.unwrap_or(true);
     let scale = config.number("routed_scaling_factor")?.unwrap_or(1.0);
@@ -413,7 +419,7 @@ fn weighing(config: &ModelConfig) -> Result<Weighing> {
     }
 }
 
-/// The groups of experts, from `n_group` and `topk_group`.
+/// Returns the groups of experts, according to `n_group` and `topk_group`.
 fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     let experts = experts.unsigned_abs() as usize;
     let count = config.uint("n_group", 1..=experts)?.unwrap_or(1);
@@ -430,7 +436,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     Ok(Some(Groups {
         count: int("n_group", count)?,
         selected: int("topk_group", top_groups)?,
-        // DeepSeek V2 ranks groups by their best expert, later models by the sum of their two best.
+        // DeepSeek V2 ranks groups by their best expert. Later models use the sum of the two best.
         best: match method {
             Some("group_limited_greedy") => 1,
             _ => 2,
@@ -438,7 +444,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     }))
 }
 
-/// Builds the llama decoder; the caller builds the feed-forward parts.
+/// Builds the llama decoder. `mlp` builds the feed-forward parts.
 pub fn load(
     config: &ModelConfig,
     weights: &mut Weights,

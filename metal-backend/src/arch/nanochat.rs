@@ -1,6 +1,7 @@
 //! nanochat (Karpathy 2025; reference: `modeling_nanochat` of Hugging Face transformers). Norms
-//! have no weights, and also apply to the embedding and to heads. The rotation has the opposite
-//! direction. The feed-forward part is two matrices with a squared ReLU. Logits are capped.
+//! have no weights, and also apply to the embedding and to query and key heads. The rotation has
+//! the opposite direction. The feed-forward part has two matrices and a squared ReLU. Logits are
+//! capped.
 
 use inference::Result;
 
@@ -13,8 +14,8 @@ use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let variant = Variant {
-        // The reference rotates before these norms. The order has no effect: the norms have no
-        // weights, and a rotation does not change a vector's length.
+        // The reference rotates before these norms. Both orders give the same result: the norms
+        // have no weights, and a rotation does not change a vector's length.
         qk_norm: true,
         norms: NormKind::PlainRms,
         reversed: true,

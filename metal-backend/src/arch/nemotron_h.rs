@@ -1,6 +1,6 @@
 //! Nemotron-H (NVIDIA 2025, arXiv:2504.03624; reference: `modeling_nemotron_h` of Hugging Face
-//! transformers). Each block has one part: Mamba-2, attention without positions, two matrices, or
-//! experts of two matrices.
+//! transformers). Each block has only a mixer or a feed-forward part: Mamba-2, attention without
+//! positions, a feed-forward part of two matrices, or experts of two matrices.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
@@ -67,7 +67,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The kind of each block, in the names of `layer_types`.
+/// Returns the kind of each block, in the names of `layer_types`.
 fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
     let listed = config.fields.get("layer_types").and_then(Value::as_array);
     let kinds: Vec<String> = (listed.into_iter().flatten())
@@ -83,7 +83,7 @@ fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
     Ok(kinds)
 }
 
-/// The only part of a block.
+/// Builds the mixer and the feed-forward part of a block. One of them has no effect.
 fn part(
     b: &mut Builder<'_>,
     (i, kind, at): (usize, &str, &str),
@@ -118,7 +118,7 @@ fn part(
     }
 }
 
-/// The activation function between the two matrices.
+/// Returns the activation function between the two matrices.
 fn activation(config: &ModelConfig) -> Result<Activation> {
     let name = config.fields.get("mlp_hidden_act").and_then(Value::as_str);
     let name = name.unwrap_or("relu2");
@@ -200,7 +200,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     })
 }
 
-/// Bytes of one sequence's recurrent state in all blocks.
+/// Returns the number of bytes of one sequence's recurrent state in all blocks.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

@@ -1,5 +1,6 @@
-//! Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613; reference: `modeling_hf_nomic_bert` beside
-//! the checkpoints): post-norm blocks with rotary positions, and a feed-forward part with a gate.
+//! Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613; reference: `modeling_hf_nomic_bert` in the
+//! checkpoints' repositories): post-norm blocks with rotary positions and a gated feed-forward
+//! part.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         o_bias: true,
         mlp_bias: true,
         head_bias: true,
-        // Old GGUF files have one matrix.
+        // Old GGUF files have one matrix for queries, keys and values.
         fused: weights.contains("model.layers.0.self_attn.qkv_proj.weight"),
         norms: NormKind::Layer { bias: true },
         mlp: MlpKind::Plain,

@@ -1,7 +1,6 @@
 //! Qwen3-Next (Qwen team 2025; reference: `modeling_qwen3_next` of Hugging Face transformers).
-//! Three layers with a gated delta net alternate with one layer of gated attention. The
-//! feed-forward parts are mixtures of experts. Qwen3.5 has the same layers, with separate
-//! projections.
+//! Three of four layers have a gated delta net; the fourth has gated attention. The feed-forward
+//! parts are mixtures of experts. Qwen3.5 has the same layers, but separate projections.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
@@ -57,8 +56,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The formula of norms. When mlx-lm converts a checkpoint, it adds the 1 to the weights. It also
-/// transposes the convolutions, which identifies converted checkpoints.
+/// Returns the formula of norms. They add 1 to the stored weights, unless a conversion has already
+/// added it. mlx-lm adds it, and also transposes the convolutions; this is how its checkpoints are
+/// recognized.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let first = (0..config.num_hidden_layers).find(|&layer| config.is_recurrent(layer));
     let conv = |layer: usize| {
@@ -66,7 +66,7 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
         weights.shape(&name).map(<[usize]>::to_vec)
     };
     match first.and_then(conv).as_deref() {
-        // Conversion to GGUF also adds the 1.
+        // Conversion to GGUF also adds the 1 to the weights.
         _ if weights.is_gguf() => NormKind::Rms,
         Some([_, _, 1]) => NormKind::Rms,
         _ => NormKind::RmsPlusOne,
@@ -86,7 +86,7 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str) -> Result<GatedAttention> 
     })
 }
 
-/// The sizes of the gated delta net.
+/// Returns the sizes of the gated delta net.
 fn shape(config: &ModelConfig) -> Result<GatedDeltaShape> {
     let size = |name: &str, most: usize| int(name, config.required_uint(name, 1..=most)?);
     let width = config.required_uint("linear_conv_kernel_dim", 2..=MAX_CONV)?;
@@ -145,8 +145,7 @@ fn gated_delta(b: &mut Builder<'_>, at: &str, shape: GatedDeltaShape) -> Result<
     })
 }
 
-/// The norm of the heads. Its stored weight is used without adding 1, whatever the checkpoint's
-/// layout.
+/// Loads the norm of the heads. Unlike the other norms, it never adds 1 to its stored weight.
 fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
     let others = std::mem::replace(&mut b.norms, NormKind::Rms);
     let norm = b.norm(prefix, dim);
@@ -154,7 +153,7 @@ fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
     norm
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config)?.layout();
     Ok(super::state_bytes::of_recurrent_layers(config, &layout))

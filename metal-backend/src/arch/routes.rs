@@ -1,5 +1,5 @@
-//! Assigns feed-forward backends to blocks, as requested by the loading options and by the program.
-//! `nn/` implements the backends.
+//! Assigns feed-forward backends to blocks, according to the loading options and the program's
+//! requests. `nn/` implements the backends.
 
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
-//! RWKV-7 (Peng et al. 2025, arXiv:2503.14456; reference: the layout and formulas of
-//! flash-linear-attention's `rwkv7`, as mlx-lm reads them). Every block has time mixing and channel
-//! mixing. The values of the first block enter the values of all blocks, so this decoder is not a
-//! stack of independent blocks.
+//! RWKV-7 (Peng et al. 2025, arXiv:2503.14456; reference: flash-linear-attention's `rwkv7`, in the
+//! layout that mlx-lm reads). Every block has time mixing and channel mixing. All blocks use the
+//! values of the first block, so this decoder is not a stack of independent blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -143,7 +142,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The sizes of blocks.
+/// Returns the sizes of blocks.
 fn shape(config: &ModelConfig) -> Result<RwkvShape> {
     let dim = config.required_uint("head_dim", 2..=limits::HEAD_DIM)?;
     let hidden = config.hidden_size;
@@ -158,7 +157,7 @@ fn shape(config: &ModelConfig) -> Result<RwkvShape> {
     })
 }
 
-/// The block `layer`.
+/// Builds the block `layer`.
 fn block(b: &mut Builder<'_>, layer: usize, shape: RwkvShape) -> Result<RwkvBlock> {
     let at = format!("model.layers.{layer}");
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
@@ -188,7 +187,7 @@ fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Re
     let shares = shares(b, at)?;
     let mut flat = |part: &str| vector(b, &name(part), hidden);
     let (key_scale, key_rate) = (flat("k_k")?, flat("k_a")?);
-    // GGUF files have a vector instead of a row for each head.
+    // GGUF files store a vector instead of one row for each head.
     let bonus = flat("r_k")?
         .reshape(&[shape.heads, shape.dim])
         .map_err(crate::error::engine("weights"))?;
@@ -197,7 +196,8 @@ fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Re
     let (value, output) = (square("v_proj")?, square("o_proj")?);
     let first_share = match layer {
         0 => {
-            // GGUF files have unused tensors, because all blocks have the same names.
+            // Conversion to GGUF stores these tensors for all blocks, but the first block does not
+            // use them.
             for part in ["v0", "v1", "v2"] {
                 b.weights.ignore(&format!("blk.0.time_mix_{part}"));
             }
@@ -205,7 +205,7 @@ fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Re
         }
         _ => Some(low_rank(b, &name("v_lora"), true)?),
     };
-    // The norm's epsilon belongs to the sum of squares, not to their mean.
+    // In the reference, the epsilon of this norm is the configured epsilon times the head size.
     let eps = b.dims.eps * shape.dim as f32;
     let mut norm = b.group_norm(&name("g_norm"), hidden)?;
     norm = HeadNorm {
@@ -231,12 +231,12 @@ fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Re
     })
 }
 
-/// The shares of the previous position in the inputs of receptance, decay, keys, values, rates and
-/// gates.
+/// Returns the fractions of the previous position in the inputs of receptance, decay, keys, values,
+/// rates and gates.
 fn shares(b: &mut Builder<'_>, at: &str) -> Result<[Array; 6]> {
     const PARTS: [&str; 6] = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
     let hidden = b.dims.hidden;
-    // GGUF files have one tensor for all.
+    // GGUF files combine all six in one tensor.
     let joined = format!("{at}.x_all");
     if !b.weights.contains(&joined) {
         let each = PARTS.map(|part| vector(b, &format!("{at}.{part}"), hidden));
@@ -253,7 +253,7 @@ fn shares(b: &mut Builder<'_>, at: &str) -> Result<[Array; 6]> {
     <[Array; 6]>::try_from(all).map_err(|_| invalid("there are six shares"))
 }
 
-/// Two matrices whose rank follows from the number of rows of the first.
+/// Builds two low-rank matrices. The number of rows of the first is the rank.
 fn low_rank(b: &mut Builder<'_>, at: &str, bias: bool) -> Result<[Linear; 2]> {
     let (down, up) = (format!("{at}.lora.0"), format!("{at}.lora.2"));
     let rank = b.weights.rows(&down);
@@ -265,7 +265,7 @@ fn low_rank(b: &mut Builder<'_>, at: &str, bias: bool) -> Result<[Linear; 2]> {
     ])
 }
 
-/// A vector of `len` elements, which may have further axes of one element.
+/// Loads a vector of `len` elements. The tensor may have additional axes of length 1.
 fn vector(b: &mut Builder<'_>, name: &str, len: i32) -> Result<Array> {
     match b.weights.shape(name) {
         Some([1, 1, _]) => {
@@ -276,7 +276,7 @@ fn vector(b: &mut Builder<'_>, name: &str, len: i32) -> Result<Array> {
     }
 }
 
-/// Bytes of one sequence's recurrent state in all layers.
+/// Returns the number of bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     Ok(super::state_bytes::of_recurrent_layers(
         config,

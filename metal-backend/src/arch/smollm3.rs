@@ -38,8 +38,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Whether each layer rotates: by `no_rope_layers`, where 1 means that the layer rotates, or by the
-/// interval.
+/// Returns whether each layer has a rotary embedding. This is determined by the list
+/// `no_rope_layers`, where 1 means that the layer has one, or else by `no_rope_layer_interval`.
 pub(super) fn rotating_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     match config.numbers("no_rope_layers")? {

@@ -1,6 +1,7 @@
 //! The decoder of almost every architecture: an embedding, blocks, a norm, and a head. A block has
-//! a mixer (attention or a recurrent layer) and a feed-forward part, with residuals. Fields set the
-//! positions of norms and the factors. Gemma 4 has another data flow and a separate decoder.
+//! a mixer (attention or a recurrent layer) and a feed-forward part, with residuals. The fields
+//! determine the factors and the positions of norms. Gemma 4 has another data flow and a separate
+//! decoder.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -20,11 +21,11 @@ use crate::nn::hooks::Watch;
 use crate::nn::norm::{apart, through};
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 
-/// One block. Norms are `None` where a family lacks them.
+/// One block. A norm is `None` if the family does not have it.
 #[derive(Debug)]
 pub struct Block<M: Mixer = Attention> {
-    /// The norm before the mixer. In a parallel block, the feed-forward part also uses this norm if
-    /// it has none of its own.
+    /// The norm before the mixer. In a parallel block without `mlp_in`, the feed-forward part also
+    /// uses this norm.
     pub mixer_in: Option<Norm>,
     /// The mixer of positions: attention or a recurrent layer.
     pub mixer: M,
@@ -36,7 +37,7 @@ pub struct Block<M: Mixer = Attention> {
     pub mlp: FeedForward,
     /// The norm on the feed-forward output, before the residual sum.
     pub mlp_out: Option<Norm>,
-    /// The factor on the outputs of both parts before the residual sum (Granite).
+    /// The factor on the outputs of mixer and feed-forward part before the residual sum (Granite).
     pub residual: Option<Array>,
     /// Whether mixer and feed-forward part read the same input, so that their outputs are summed
     /// (Cohere).
@@ -44,7 +45,7 @@ pub struct Block<M: Mixer = Attention> {
 }
 
 impl<M: Mixer> Block<M> {
-    /// `[1, T, hidden] -> [1, T or rows, hidden]`.
+    /// Maps `[1, T, hidden]` to `[1, T or rows, hidden]`.
     fn forward(
         &self,
         x: &Array,
@@ -62,8 +63,8 @@ impl<M: Mixer> Block<M> {
             watch.saw_mixed(layer, &x)?;
             return feed_forward::scaled(&x, gain, &mixed);
         }
-        // Without a norm or factor on its output, the output projection can add the residual stream
-        // itself.
+        // Without a norm or factor on its output, the output projection itself can add the residual
+        // stream.
         let (mixer_out, add) = (self.mixer_out.as_ref(), self.residual.is_none());
         let add_mixed = add && mixer_out.is_none() && !watch.wants(layer, Hook::AttnOut);
         let mut mixed =
@@ -128,7 +129,7 @@ impl<M: Mixer> Block<M> {
         Ok(y)
     }
 
-    /// The places in the block whose states can be edited.
+    /// Returns the hooks that the block supports: the states that a caller can edit.
     fn hooks(&self) -> LayerHooks {
         let mlp = self.mlp.current();
         let has_mlp = !matches!(mlp, FeedForward::Nothing) && !mlp.is_left_out();
@@ -149,7 +150,7 @@ impl<M: Mixer> Block<M> {
         hooks
     }
 
-    /// The block for the fused kernel; `None` if the kernel lacks a part of the block.
+    /// Returns the block for the fused kernel; `None` if the kernel does not support the block.
     fn fused(&self) -> Option<Fused<'_>> {
         let attention = self.mixer.as_attention()?;
         let plain = attention.clip.is_none()
@@ -215,7 +216,7 @@ impl<M: Mixer> Block<M> {
 }
 
 impl<M: Mixer> Stack<M> {
-    /// The input of the first block, `[1, T, hidden]`, from ids `[1, T]`.
+    /// Returns the input of the first block, `[1, T, hidden]`, for ids `[1, T]`.
     fn embedded(&self, ids: &Array, rows: &[Row<'_>]) -> Result<Array> {
         let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
         if let Some(scale) = &self.embedding_scale {
@@ -234,8 +235,7 @@ impl<M: Mixer> Stack<M> {
         Ok(x)
     }
 
-    /// For each block, its form for the fused kernel; `None` if the block cannot be fused in this
-    /// pass.
+    /// Returns each block for the fused kernel; `None` if the block cannot be fused in this pass.
     fn fused(
         &self,
         rows: &[Row<'_>],
@@ -245,7 +245,8 @@ impl<M: Mixer> Stack<M> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
         let looked_at = watch.wants_attention() || watch.wants_mixed() || watch.measures();
         let none = looked_at || checkpoint;
-        // If not all positions are needed, the last block drops positions, so it is not fused.
+        // If only the last positions are needed, the last block omits the others, so it is not
+        // fused.
         let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
         (self.blocks.iter().enumerate())
@@ -269,7 +270,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// `[.., hidden] -> [.., vocab]`.
+    /// Maps `[.., hidden]` to `[.., vocab]`.
     ///
     /// # Errors
     /// If `x` does not end in the hidden dimension.
@@ -292,8 +293,8 @@ impl Head {
         }
     }
 
-    /// The `k` greatest logits for each row of `x`, float32 `[.., hidden]`, as in
-    /// [`Decoder::greatest_logits`].
+    /// Returns the `k` greatest logits of each row of `x`, as [`Decoder::greatest_logits`] does.
+    /// `x` is the output of the last norm, `[.., hidden]`.
     pub fn greatest(
         &self,
         x: &Array,
@@ -323,12 +324,12 @@ impl Head {
 pub struct Blocks<M: Mixer = Attention> {
     /// The blocks.
     pub blocks: Vec<Arc<Block<M>>>,
-    /// This process's stage, if other processes compute further blocks.
+    /// This process's stage of a pipeline; `None` if this process computes all blocks.
     pub stage: Option<Stage>,
 }
 
 impl<M: Mixer> From<Vec<Arc<Block<M>>>> for Blocks<M> {
-    /// All blocks of a model, without a pipeline.
+    /// Creates the blocks of a model without a pipeline.
     fn from(blocks: Vec<Arc<Block<M>>>) -> Self {
         Self {
             blocks,
@@ -381,8 +382,8 @@ impl<M: Mixer> Decoder for Stack<M> {
         watch.lap(None, StepPart::Embedding, &[&x])?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
-        // Only the last block may drop positions. The outputs of earlier blocks determine the keys
-        // of later blocks, so all positions are needed there.
+        // Only the last block may omit positions. The outputs of the other blocks determine the
+        // keys of later blocks for all positions.
         let selected = match stage.filter(|stage| !stage.is_last()) {
             Some(_) => Positions::All,
             None => positions,

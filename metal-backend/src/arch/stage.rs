@@ -1,10 +1,10 @@
-//! This process's stage in a pipeline: other processes compute the blocks before and after its own.
-//! Each stage sends its hidden states to the next stage. The last stage sends its states to all
-//! stages, so that each process can compute the logits.
+//! This process's stage in a pipeline. Other processes compute the preceding and following blocks.
+//! Each stage sends its hidden states to the next stage. The last stage distributes its states to
+//! all stages, so that each process can compute the logits.
 //!
-//! All stages must make the same calls in the same order. The forward pass itself sends states to
-//! the next stage, even if the caller never evaluates its result. The states that the last stage
-//! sends back are part of the logits' graph. So prefill steps do not wait for each other.
+//! All stages must make the same calls in the same order. A stage sends its states to the next
+//! stage during the forward pass, even if the caller never evaluates the result. In contrast, the
+//! states from the last stage are part of the logits' graph, so prefill steps do not wait for them.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Dtype, Result, async_eval};
@@ -39,33 +39,34 @@ impl Stage {
         self.has_recurrent
     }
 
-    /// Whether the stage has the first blocks.
+    /// Whether this stage computes the first blocks.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
 
-    /// Whether the stage has the last blocks.
+    /// Whether this stage computes the last blocks.
     pub fn is_last(&self) -> bool {
         self.rank + 1 == self.size
     }
 
-    /// The previous stage's output for `positions` tokens, `[1, positions, hidden]`.
+    /// Receives the previous stage's output for `positions` tokens, `[1, positions, hidden]`.
     pub fn receive(&self, positions: i32) -> Result<Array> {
         let x = self.from(self.rank - 1, positions)?;
-        // The previous stage always sends its output, so this stage must receive it even if unused.
+        // The previous stage always sends its output. So this stage must receive it even if the
+        // result is not used.
         async_eval([&x])?;
         Ok(x)
     }
 
-    /// Distributes the output of the last blocks to all stages. `x` is this stage's own output;
-    /// `positions` is the number of positions that the last stage returns.
+    /// Distributes the output of the last blocks to all stages, and returns it. `x` is the output
+    /// of this stage. `positions` is the number of positions in the output of the last stage.
     pub fn finish(&self, x: &Array, positions: i32) -> Result<Array> {
         if self.is_last() {
             return self.to(0, x);
         }
         async_eval([&self.to(self.rank + 1, x)?])?;
-        // The ring backend sends only to neighbors. So the last stage sends to the first, and each
-        // stage forwards the states to the next.
+        // The ring backend sends only to neighbors. So the last stage sends its states to the first
+        // stage, and each stage forwards them to the next.
         let before = (self.rank + self.size - 1) % self.size;
         let last = self.from(before, positions)?;
         if self.rank + 2 < self.size {

@@ -3,7 +3,7 @@
 use crate::cache::StateLayout;
 use crate::checkpoint::ModelConfig;
 
-/// Bytes of states with this layout, over all recurrent layers.
+/// Returns the number of bytes of states with this layout, over all recurrent layers.
 pub(super) fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
     let layers = 0..config.num_hidden_layers;
     let count = layers.filter(|&layer| config.is_recurrent(layer)).count();

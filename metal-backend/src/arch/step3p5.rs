@@ -1,6 +1,7 @@
-//! Step 3.5 (StepFun 2026; references: `modeling_step3p7` of Hugging Face transformers, whose text
-//! part this is, and mlx-lm). Full and sliding layers differ in their rotation and in their number
-//! of query heads. Each head's output has a gate. Feed-forward gates of some layers have limits.
+//! Step 3.5 (StepFun 2026; references: the text part of `modeling_step3p7` of Hugging Face
+//! transformers, and mlx-lm). Full and sliding layers differ in their rotation and in their number
+//! of query heads. Each head's output has a gate. In some layers, the feed-forward gates have upper
+//! limits.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -60,7 +61,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The number of query heads of full layers and of sliding layers.
+/// Returns the numbers of query heads of full layers and of sliding layers.
 fn heads(config: &ModelConfig) -> Result<[i32; 2]> {
     let (full, groups) = (config.num_attention_heads, config.num_key_value_heads);
     let sliding = config
@@ -85,9 +86,9 @@ fn heads(config: &ModelConfig) -> Result<[i32; 2]> {
     Ok([int(name, full)?, int(name, sliding)?])
 }
 
-/// The formula of norms. GGUF files have weights to which 1 was added. When mlx-lm converts a
-/// checkpoint, it adds the 1 to the weights. It also renames the experts, which identifies
-/// converted checkpoints.
+/// Returns the formula of norms. They add 1 to the stored weights, unless mlx-lm has converted the
+/// checkpoint and added it. mlx-lm also renames the experts; this is how its checkpoints are
+/// recognized.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let renamed = (0..config.num_hidden_layers).any(|layer| {
         weights.contains(&format!(
@@ -100,7 +101,7 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     }
 }
 
-/// The limit of a layer's gates in the list `name`; `None` if it is missing, null or 0.
+/// Returns the limit of a layer's gates from the list `name`; `None` if it is missing, null or 0.
 fn limit(config: &ModelConfig, name: &str, layer: usize) -> Result<Option<f32>> {
     let fault = || {
         invalid(format!(

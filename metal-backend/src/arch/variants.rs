@@ -1,4 +1,4 @@
-//! Parts of blocks that only some families have.
+//! Builds parts of blocks that only some families have.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -8,10 +8,10 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp, Norm};
 
-/// Refuses a configuration that enables an unsupported feature.
+/// Returns an error if the configuration enables an unsupported feature.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] unless the field `name` is missing or false.
+/// [`ErrorKind::Unsupported`] unless the field `name` is missing, null or false.
 pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
     match config.fields.get(name) {
         None | Some(serde_json::Value::Null | serde_json::Value::Bool(false)) => Ok(()),
@@ -23,9 +23,9 @@ pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
 }
 
 impl Builder<'_> {
-    /// Queries, keys and values stored as one matrix, interleaved by group: the query heads of a
-    /// key head, the key head, and its value head. Adapters are not supported, because our rows
-    /// have another order than the file's rows.
+    /// Loads queries, keys and values from one matrix. It combines groups of heads: the query heads
+    /// of a key head, the key head, and its value head. The rows are reordered when they are
+    /// loaded, so adapters are not supported.
     pub fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
         let dims = self.dims;
         let repeats = dims.n_heads / dims.n_kv_heads;
@@ -58,7 +58,8 @@ impl Builder<'_> {
         ])
     }
 
-    /// One norm on all query heads together and one on all key heads: `q_norm` and `k_norm`.
+    /// Loads the norms `q_norm` and `k_norm`. The first spans all query heads, the second all key
+    /// heads.
     pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dims = self.dims;
         let group = self.weights.group();
@@ -81,7 +82,7 @@ impl Builder<'_> {
         })
     }
 
-    /// A feed-forward block of two matrices, `up_proj` and `down_proj`.
+    /// Loads a feed-forward block of two matrices, `up_proj` and `down_proj`.
     pub fn plain_mlp(
         &mut self,
         prefix: &str,
@@ -96,7 +97,8 @@ impl Builder<'_> {
         }))
     }
 
-    /// Ignores the layers for multi-token prediction, which come after all other layers.
+    /// Ignores the layers for multi-token prediction. Their indices follow those of all other
+    /// layers.
     ///
     /// # Errors
     /// If the configured number of such layers is too large.

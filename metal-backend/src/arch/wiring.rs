@@ -1,5 +1,5 @@
-//! Finds the blocks of a model whose blocks differ from the names of its tensors. It reads no
-//! weights.
+//! Finds the blocks of a model from the names of its tensors, without reading weights. This is used
+//! for models with several kinds of blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -50,7 +50,7 @@ impl fmt::Display for BlockKind {
     }
 }
 
-/// A block that was found from tensor names.
+/// A block that was found from the names of tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BlockInfo {
     /// The index of the block.
@@ -69,10 +69,11 @@ pub struct Wiring {
 }
 
 impl Wiring {
-    /// The blocks at `prefix`, found from the tensor names `names`.
+    /// Finds the blocks at `prefix` from the tensor names `names`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] if a block between other blocks is missing.
+    /// [`ErrorKind::InvalidModel`] if a block between other blocks is missing, or a name has no
+    /// block number after `prefix`.
     pub fn from_names<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
         let mut by_index: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
         for name in names {
@@ -105,7 +106,7 @@ impl Wiring {
     }
 }
 
-/// The kind of a block that has these layers.
+/// Returns the kind of a block that has these layers.
 fn kind(components: &BTreeSet<&str>) -> BlockKind {
     let has = |layer: &str| {
         let inside = |c: &&str| c.split('.').next() == Some(layer);

@@ -1,15 +1,16 @@
 //! xLSTM (Beck et al. 2025, arXiv:2503.13427; reference: `modeling_xlstm` of Hugging Face
-//! transformers): blocks of an mLSTM layer and a gated feed-forward part, each after a norm. A
-//! sequence has a state of fixed size instead of keys and values.
+//! transformers). A block has an mLSTM layer and a gated feed-forward part, each with a norm on its
+//! input. A sequence has a state of fixed size instead of keys and values.
 //!
-//! The names of the tensors determine the blocks (`wiring.rs`); the configuration must match.
-//! Matrices are stored separately (`weight_mode` `single`) or fused (`fused`). The names of the
-//! tensors determine this too, and must match the field `weight_mode` if it exists.
+//! The names of the tensors determine the kinds of the blocks (`wiring.rs`). The configuration must
+//! agree with them. Matrices are stored separately (`weight_mode` `single`) or combined (`fused`).
+//! The names of the tensors also determine this mode, and the field `weight_mode` must agree with
+//! it if it exists.
 //!
-//! The configuration has three types. Only `torch_dtype` is the type of the computation. The state
-//! and all its inputs are float32, so `inference_state_dtype` must be float32.
-//! `autocast_kernel_dtype` is the type in which other implementations multiply. Ours multiplies in
-//! the type of the computation, which is at least as precise.
+//! The configuration has three types. Only `torch_dtype` determines the compute type. The state and
+//! all its inputs are float32, so `inference_state_dtype` must be float32. `autocast_kernel_dtype`
+//! is the type in which other implementations multiply. This engine multiplies in the compute type,
+//! which is at least as precise.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Dtype};
@@ -33,8 +34,8 @@ use crate::nn::{
 /// The prefix of the blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.blocks.";
 
-/// Names of fused matrices: for queries, keys, values and output gates; for both gates; for gate
-/// and up.
+/// The names of combined matrices: of queries, keys, values and output gates; of both gates; of
+/// gate and up.
 const QKVO: &str = "qkv_opreact";
 const GATES: &str = "ifgate_preact";
 const GATE_AND_UP: &str = "proj_up_gate_z";
@@ -42,7 +43,7 @@ const GATE_AND_UP: &str = "proj_up_gate_z";
 /// The maximum number of positions per chunk. A greater `chunk_size` is reduced to it.
 const MAX_CHUNK: usize = 256;
 
-/// The sizes of an mLSTM layer.
+/// Returns the sizes of an mLSTM layer.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for widths that are not divisible by the heads, or values out of
@@ -76,13 +77,13 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         v_dim: width("v_dim_factor", 1.0)?,
         gate_cap: cap,
         eps,
-        // The cost of a chunk grows with its square, so long chunks are slow. The result does not
-        // depend on the chunk length.
+        // The cost of a chunk is quadratic in its length, so long chunks are slow. The result does
+        // not depend on the length.
         chunk: int("chunk_size", chunk.unwrap_or(64).min(MAX_CHUNK))?,
     })
 }
 
-/// The bytes of one sequence's state in all of these blocks.
+/// Returns the number of bytes of one sequence's state in all blocks.
 ///
 /// # Errors
 /// The errors of [`shape`].
@@ -201,7 +202,7 @@ fn check_types(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `weight_mode`, if present, matches how the matrices are stored.
+/// Checks that the matrices are stored as `weight_mode` says, if the field exists.
 fn check_weight_mode(config: &ModelConfig, names: &[String]) -> Result<()> {
     let value = match config.fields.get("weight_mode") {
         None | Some(serde_json::Value::Null) => return Ok(()),
@@ -229,7 +230,7 @@ fn check_weight_mode(config: &ModelConfig, names: &[String]) -> Result<()> {
     }
 }
 
-/// A norm over the hidden dimension, followed by a bias if the model has one.
+/// Loads a norm over the hidden dimension. A norm with `bias` adds a bias to its output.
 fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     let norm = b.hidden_norm(prefix)?;
     if !bias {
@@ -243,9 +244,10 @@ fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     })
 }
 
-/// The norm after the blocks. With `use_bias`, transformers has no bias here, but a stored bias is
-/// applied. If `add_out_norm` is false, the package `xlstm` has no norm. transformers always stores
-/// and applies the norm.
+/// Loads the norm after the blocks. It has a bias only if one is stored, because transformers
+/// stores none even with `use_bias`. With `add_out_norm` false, the package `xlstm` has no such
+/// norm, but transformers always stores and applies it. So the norm is omitted only if it is not
+/// stored.
 fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
     let wanted = b.config.flag("add_out_norm")?.unwrap_or(true);
     match wanted || b.weights.contains("backbone.out_norm.weight") {
@@ -267,7 +269,7 @@ fn head(b: &mut Builder<'_>) -> Result<Head> {
     Ok(head)
 }
 
-/// Layers that are stored separately below `prefix`, or together in one matrix `fused`.
+/// Loads layers that are stored separately below `prefix`, or combined in the matrix `fused`.
 fn layers<const N: usize>(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -322,8 +324,8 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape, bias: bool) -> Re
     })
 }
 
-/// An sLSTM layer with the names and layouts of the package `xlstm`. In that package, the matrix
-/// named `fgate` computes the input gate, and `igate` the forget gate.
+/// Builds an sLSTM layer from the names and layouts of the package `xlstm`. In this package, the
+/// matrix `fgate` computes the input gate, and `igate` computes the forget gate.
 fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     let hidden = b.dims.hidden;
     if hidden % heads != 0 {
@@ -338,7 +340,7 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
         let weight = (b.weights).tensor(&format!("{name}.weight"), &[heads, dim, dim])?;
         let stored = Weight::Dense(weight.clone());
         let slot = b.weights.slot(&name, SlotKind::Matrix, &stored);
-        // The state is float32, and so are the inputs.
+        // The state is float32, so the inputs must be float32, too.
         let matrices = (weight.astype(Dtype::Float32))
             .and_then(|w| w.swap_axes(-1, -2))
             .and_then(|w| HeadMatrices::new(w, on_cpu))
@@ -390,8 +392,8 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     })
 }
 
-/// The recurrent matrices as `[heads, dim, 4 * dim]`. In the file, the axis of gates comes before
-/// the axis of inputs (as in the package's plain cell) or after it.
+/// Loads the recurrent matrices as `[heads, dim, 4 * dim]`. In the checkpoint, the axis of gates
+/// may come before the axis of inputs (as in the package's plain cell) or after it.
 fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
     let turned = match b.weights.shape(name).map(<[usize]>::len) {
         Some(4) => {
@@ -403,14 +405,14 @@ fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Resul
             stored.swap_axes(1, 2)
         }
     };
-    // The layout in which each position reads the matrices.
+    // Each position reads the matrices in this layout, so they are converted once.
     turned
         .and_then(|matrices| matrices.astype(Dtype::Float32)?.contiguous())
         .and_then(|matrices| matrices.eval().map(|()| matrices))
         .map_err(engine("weights"))
 }
 
-/// The biases of the gates as `[4, heads, dim]`.
+/// Loads the biases of the gates as `[4, heads, dim]`.
 fn gate_bias(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
     let turned = match b.weights.shape(name).map(<[usize]>::len) {
         Some(3) => {

@@ -1,4 +1,4 @@
-//! Loading: from files to the parts of an engine.
+//! Loads a model: from its files to the parts of an engine.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
@@ -28,7 +28,7 @@ use crate::nn::router::FfnRouter;
 use crate::sentence::Sentence;
 use crate::text::{ChatTemplate, TextPipeline};
 
-/// The footprint of the tensors to load, without those that a vindex replaces.
+/// Returns the sizes of the tensors to load, without the tensors that a vindex replaces.
 pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Footprint {
     match features {
         Some(features) => features.reduce(footprint),
@@ -36,12 +36,12 @@ pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Foot
     }
 }
 
-/// Bytes of features that loading copies to memory.
+/// Returns how many bytes of a vindex's features loading copies to memory.
 pub(crate) fn copied(features: Option<&Features>, on_cpu: bool, dtype: Dtype) -> u64 {
     features.map_or(0, |features| features.copied_bytes(on_cpu, dtype))
 }
 
-/// Refuses a model that cannot fit into memory, before its weights are read.
+/// Returns an error if the weights cannot fit into memory. Call it before reading weights.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
     if bytes <= budget {
@@ -54,8 +54,8 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-/// Opens the configuration and the weights of the model at `path`, with settings from the options
-/// and for the place. No weight is read yet.
+/// Opens the configuration and the weights of the model at `path`, and applies `options`. Reads
+/// only headers.
 pub(crate) fn open_weights(
     path: &Path,
     options: &LoadOptions,
@@ -67,8 +67,8 @@ pub(crate) fn open_weights(
     Ok((config, weights))
 }
 
-/// Sets how `weights` are stored, from the options and the place. Returns the type to which prefill
-/// converts inputs, if our kernels compute.
+/// Configures how `weights` are stored and computed. Returns the type to which prefill converts
+/// inputs of quantized matrices; `None` if MLX computes them.
 fn hold(
     weights: &mut Weights,
     options: &LoadOptions,
@@ -86,20 +86,21 @@ fn hold(
     Ok(prefill_inputs)
 }
 
-/// The tokenizer, the sampling options and the sizes of a model. They are read before its weights.
+/// Values that are read before the model's weights.
 struct Before {
     text: TextPipeline,
     sampling: SamplingDefaults,
     features: Option<Features>,
     compute: ComputeType,
-    /// Whether caches have 16 bits if the options leave it open.
+    /// Whether KV caches use 16 bits if `kv_bits` is not set.
     half_caches: bool,
-    /// Bytes of features that loading copies.
+    /// Bytes of vindex features that loading copies to memory.
     copied: u64,
 }
 
-/// Reads the model's headers and texts, and chooses the part of the weights for this process.
-/// Refuses a model that memory cannot hold.
+/// Reads the model's headers and tokenizer, and selects the weights that this process loads.
+///
+/// Returns an error if the weights cannot fit into memory.
 fn prepare(
     path: &Path,
     options: &LoadOptions,
@@ -141,7 +142,7 @@ fn prepare(
     Ok((config, weights, before))
 }
 
-/// Loads the model at `path`. With a group, only this process's part of it.
+/// Loads the model at `path`. With a group, loads only this process's share of the model.
 pub(crate) fn load(
     path: &Path,
     (options, router): (&LoadOptions, &FfnRouter),
@@ -220,7 +221,7 @@ pub(crate) fn load(
     })
 }
 
-/// Logs what the weights move out of the CPU's kernels.
+/// Warns if the compute type bypasses the CPU kernels, which compute only in float32.
 fn warn_of_slow_paths(place: Place, weights: &Weights, compute: ComputeType) {
     if place == Place::Cpu && weights.dtype() != Dtype::Float32 {
         tracing::warn!(
@@ -229,8 +230,7 @@ fn warn_of_slow_paths(place: Place, weights: &Weights, compute: ComputeType) {
     }
 }
 
-/// How texts become embeddings: from the files beside a checkpoint, or from the header of a GGUF
-/// file.
+/// Reads how the model embeds texts, from the files beside a checkpoint or from GGUF metadata.
 fn sentence(
     path: &Path,
     config: &ModelConfig,
@@ -248,7 +248,7 @@ fn sentence(
     Ok(sentence)
 }
 
-/// What users are told of the model, as far as its files and weights determine it.
+/// Describes the model for users, from its configuration and weights.
 fn described(config: &ModelConfig, weights: &Weights, before: &Before) -> ModelInfo {
     let mut info = ModelInfo::default();
     info.vocab_size = config.vocab_size;
@@ -270,8 +270,7 @@ fn described(config: &ModelConfig, weights: &Weights, before: &Before) -> ModelI
     info
 }
 
-/// The identity of the model's keys and values. They depend on the model, and on how its
-/// feed-forward parts are computed.
+/// Returns an identity for saved keys and values: the model plus its feed-forward plan.
 fn identity_with(path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<String> {
     let mut identity = identity(path)?;
     if !options.feed_forward.is_dense() {
@@ -285,7 +284,7 @@ fn identity_with(path: &Path, options: &LoadOptions, router: &FfnRouter) -> Resu
     Ok(identity)
 }
 
-/// The number of finished requests whose caches are kept, if `parallel` requests run at a time. It
+/// Returns how many finished requests keep their caches, if `parallel` requests run at a time. It
 /// exceeds `parallel`, because users pause between the turns of a conversation.
 fn remembered(parallel: usize) -> usize {
     match parallel {

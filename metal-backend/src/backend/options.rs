@@ -1,13 +1,13 @@
-//! Load options that depend on the backend or on the model: which are errors, which are ignored
-//! with a warning, and in which type KV caches are stored.
+//! Checks load options that depend on the backend or on the model, and selects the type of KV
+//! caches.
 
 use inference::{AttentionSums, ComputeType, Error, ErrorKind, LoadOptions, Result};
 
 use super::place::Place;
 use crate::cache::{CacheOptions, Packing};
 
-/// A warning that `gpu_layers` is ignored, because MLX runs the whole model on one device. `None`
-/// if the option is missing, if it covers all layers, or on a CPU.
+/// Returns a warning that `gpu_layers` is ignored, because MLX runs the whole model on one device.
+/// Returns `None` on a CPU, and if the option is missing or -1 (all layers).
 fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static str> {
     let some = options.gpu_layers.is_some_and(|n| n >= 0);
     (some && place != Place::Cpu)
@@ -21,7 +21,7 @@ pub(crate) fn warn_of_gpu_layers(options: &LoadOptions, place: Place) {
     }
 }
 
-/// Refuses double precision on a device that lacks it.
+/// Returns an error if `attention_sums` is not native on a GPU, which lacks double precision.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -38,7 +38,7 @@ pub(crate) fn check_attention_sums(options: &LoadOptions, place: Place) -> Resul
     ))
 }
 
-/// Refuses a type of attention sums for an architecture without attention.
+/// Returns an error if `attention_sums` is set for an architecture without attention.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -52,7 +52,7 @@ pub(crate) fn check_attends(options: &LoadOptions, architecture: &str) -> Result
     Err(Error::new(ErrorKind::Unsupported, message))
 }
 
-/// Refuses KV cache options for an architecture without keys and values.
+/// Returns an error if KV cache options are set for an architecture without keys and values.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -73,8 +73,8 @@ pub(crate) fn check_keyless(options: &LoadOptions, architecture: &str) -> Result
     Ok(())
 }
 
-/// The cache options for a model whose heads have `head_dim` elements, and whose compute type has
-/// `size` bytes. `half` selects caches of 16 bits if `kv_bits` is left out; see
+/// Returns the cache options for a model whose heads have `head_dim` elements and whose compute
+/// type has `size` bytes. If `kv_bits` is not set, `half` selects 16-bit caches; see
 /// [`super::source::OpenModel::has_half_caches`].
 ///
 /// # Errors
@@ -127,7 +127,7 @@ pub(crate) fn cache_options(
             .map(|n| int("context_len", n))
             .transpose()?,
         packing,
-        // A compute type of 16 bits is also the type of caches.
+        // Caches use the compute type, so 16-bit compute types need no conversion.
         half: size == 4
             && match options.kv_bits {
                 Some(bits) => bits == 16,
@@ -137,7 +137,7 @@ pub(crate) fn cache_options(
     })
 }
 
-/// How caches store keys and values.
+/// Describes for users how caches store keys and values.
 pub(crate) fn stored_as(caches: &CacheOptions, compute: ComputeType) -> String {
     match caches.packing {
         Some(Packing {

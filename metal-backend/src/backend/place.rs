@@ -1,4 +1,4 @@
-//! The three places where MLX computes, and what each computes in.
+//! The three devices on which MLX computes, and the compute types of each.
 
 use inference::{ComputeType, Error, ErrorKind, Precision, Result};
 use inference_formats::footprint::WeightStorage;
@@ -8,7 +8,7 @@ use safetensors::Dtype as FileDtype;
 use crate::exec::{self, PrefillInputs};
 use crate::loader::Weights;
 
-/// A place where MLX computes. Each place is a backend.
+/// A kind of device on which MLX computes. Each kind is one backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Metal,
@@ -24,7 +24,7 @@ impl Place {
         }
     }
 
-    /// The name of the place's backend.
+    /// Returns the name of the backend.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Place::Metal => "metal",
@@ -33,7 +33,7 @@ impl Place {
         }
     }
 
-    /// Whether MLX can compute at this place.
+    /// Whether MLX can compute on this device here.
     pub(crate) fn is_available(self) -> bool {
         match self {
             Place::Metal => metal_is_available(),
@@ -42,8 +42,8 @@ impl Place {
         }
     }
 
-    /// The place of the backend `name`, or the best available place without a name. `None` for the
-    /// name of another engine's backend.
+    /// Returns the device of the backend `name`, or the best available device if `name` is `None`.
+    /// Returns `None` for the name of another engine's backend.
     pub(crate) fn named(name: Option<&str>) -> Option<Self> {
         let mut all = [Place::Metal, Place::Cuda, Place::Cpu].into_iter();
         match name {
@@ -52,8 +52,8 @@ impl Place {
         }
     }
 
-    /// The place of the backend `name`. The name of another engine's backend counts as none: the
-    /// best available place.
+    /// Returns the device of the backend `name`. Returns the best available device if `name` is
+    /// `None` or names another engine's backend.
     pub(crate) fn named_or_best(name: Option<&str>) -> Self {
         let best = || Self::named(None);
         name.and_then(|name| Self::named(Some(name)))
@@ -61,8 +61,9 @@ impl Place {
             .unwrap_or(Place::Cpu)
     }
 
-    /// The compute type: the requested type if there is one. Otherwise float32 on a CPU, where half
-    /// types are emulated, and the checkpoint's type on a GPU.
+    /// Returns the compute type. A requested type wins, but a half type on a CPU becomes float32 if
+    /// the CPU kernels are enabled. The default is float32 on a CPU, where half types are emulated,
+    /// and the checkpoint's type on a GPU.
     pub(crate) fn compute_type(
         self,
         asked: Option<ComputeType>,
@@ -75,8 +76,8 @@ impl Place {
             (None, FileDtype::BF16) => ComputeType::BFloat16,
             (None, _) => ComputeType::Float32,
         };
-        // The kernels sum in float32. In half types, MLX's own operations take minutes per reply on
-        // a CPU.
+        // The CPU kernels sum in float32. Without them, MLX's own operations take minutes per reply
+        // in half types.
         let chosen = match self.kept_half(asked) {
             Some(_) => ComputeType::Float32,
             None => chosen,
@@ -92,14 +93,14 @@ impl Place {
         }
     }
 
-    /// Whether our kernels compute this type at this place. The kernels compute in float32. MLX's
+    /// Whether the CPU kernels compute this type on this device. They compute only float32; MLX's
     /// own operations compute other types.
     pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
         self == Place::Cpu && dtype == Dtype::Float32
     }
 
-    /// The half type in which dense matrices are stored, if a half type is requested but our
-    /// kernels compute in float32.
+    /// Returns the half type in which dense matrices are stored, if a half type is requested but
+    /// the CPU kernels compute in float32.
     pub(crate) fn kept_half(self, asked: Option<ComputeType>) -> Option<Dtype> {
         let half = match asked {
             Some(ComputeType::Float16) => Dtype::Float16,
@@ -109,8 +110,8 @@ impl Place {
         (self == Place::Cpu && exec::enabled()).then_some(half)
     }
 
-    /// The type to which prefill converts inputs of quantized matrices, if our kernels compute;
-    /// `None` if MLX computes.
+    /// Returns the type to which prefill converts inputs of quantized matrices; `None` if MLX
+    /// computes them.
     ///
     /// # Errors
     /// `Unsupported` if fast prefill is requested without the kernels.
@@ -129,8 +130,8 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(PrefillInputs::Float32)),
             Some(Precision::Fast) => Ok(Some(PrefillInputs::Int8)),
             Some(_) => Ok(Some(PrefillInputs::Float32)),
-            // Decode also uses 16-bit integers. So the result hardly depends on how many tokens of
-            // the prompt are computed at a time.
+            // Decode also uses 16-bit integers. With the same type in prefill, results hardly
+            // depend on the prefill step size.
             None => Ok(Some(
                 PrefillInputs::from_environment().unwrap_or(PrefillInputs::Int16),
             )),

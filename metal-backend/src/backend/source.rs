@@ -24,7 +24,7 @@ pub(crate) struct OpenModel {
     place: Place,
     dtype: Dtype,
     compute: ComputeType,
-    /// Whether the floats in the files have 16 bits. False if the options ask for float32.
+    /// Whether the checkpoint has 16-bit floats, and float32 was not requested.
     is_half: bool,
 }
 
@@ -34,11 +34,11 @@ enum Files {
 }
 
 impl OpenModel {
-    /// Opens the files of the model at `path`, which will compute in the type `asked` at `place`.
-    /// `None` means the default type of the place.
+    /// Opens the files of the model at `path`. The model will compute on the device `place` in the
+    /// type `asked`; `None` selects the default type of the device.
     ///
     /// # Errors
-    /// If the files are not a model, or if the place cannot compute in this type.
+    /// If the files are not a model, or if the device cannot compute in this type.
     pub(crate) fn open(path: &Path, place: Place, asked: Option<ComputeType>) -> Result<Self> {
         let (config, files, stored) = match locate(path)? {
             ModelFiles::Directory(dir) => {
@@ -67,13 +67,14 @@ impl OpenModel {
         })
     }
 
-    /// Whether keys and values are float16 if `kv_bits` is left out: where nothing else is more
-    /// precise. The files then have floats of 16 bits, kernels round inputs of matrices to 16 bits,
-    /// too, and instructions convert float16. It changes the perplexity of a model by about as
-    /// little as these do (docs/results.md).
+    /// Whether caches store float16 if `kv_bits` is not set.
+    ///
+    /// True if the model is already limited to 16 bits: its files have 16-bit floats, the kernels
+    /// round matrix inputs to at most 16 bits, and attention sums are native. Then float16 caches
+    /// change the perplexity by about as little as this rounding does (docs/results.md).
     ///
     /// # Errors
-    /// As [`Place::prefill_inputs`].
+    /// The errors of [`Place::prefill_inputs`].
     pub(crate) fn has_half_caches(&self, options: &LoadOptions) -> Result<bool> {
         let inputs = self.place.prefill_inputs(self.dtype, options.precision)?;
         let rounds = inputs.is_some_and(|inputs| inputs.available() != PrefillInputs::Float32);
@@ -85,7 +86,7 @@ impl OpenModel {
         (self.dtype, self.compute)
     }
 
-    /// Whether our kernels compute this model.
+    /// Whether the CPU kernels compute this model.
     pub(crate) fn on_cpu(&self) -> bool {
         self.place.uses_kernels(self.dtype)
     }
@@ -114,8 +115,8 @@ impl OpenModel {
         }
     }
 
-    /// The blocks found from the tensors' names, for an architecture whose blocks differ. GGUF
-    /// files have no such architecture.
+    /// Returns the blocks derived from tensor names, for an architecture whose blocks differ from
+    /// each other. Empty for GGUF files, which have no such architecture.
     ///
     /// # Errors
     /// If the names describe no block.
@@ -154,7 +155,7 @@ impl OpenModel {
         })
     }
 
-    /// The configuration and the weights. No weight is read yet.
+    /// Returns the configuration and the weights. Reads no weights yet.
     pub(crate) fn into_weights(self) -> (ModelConfig, Weights) {
         let weights = match self.files {
             Files::Directory(dir, checkpoint) => {
@@ -166,7 +167,7 @@ impl OpenModel {
     }
 }
 
-/// Further end-of-text tokens from `generation_config.json`, if the file exists.
+/// Reads additional end-of-text tokens from `generation_config.json`, if the file exists.
 fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
     let path = dir.join("generation_config.json");
     if !path.is_file() {

@@ -1,6 +1,6 @@
-//! Checkpoints: copies of layer states at positions inside a sequence. Recurrent states and full
-//! windows cannot be trimmed, so a later prompt can continue only from a checkpoint. Caches that
-//! keep all positions can be trimmed, so they need no checkpoints.
+//! Checkpoints: copies of layer states at earlier positions of a sequence. Recurrent states and
+//! full windows cannot be trimmed, so a later prompt can continue only from a checkpoint. Caches
+//! that keep all positions can be trimmed, so they need no checkpoints.
 
 use mlx_rs_core::Result;
 
@@ -9,17 +9,18 @@ use super::{Caches, LayerState, offset};
 /// The maximum number of checkpoints of one sequence.
 const MOST: usize = 16;
 
-/// The states after the first `tokens` positions, of the layers that cannot be trimmed.
+/// The states of the layers that cannot be trimmed, after the first `tokens` positions.
 #[derive(Debug)]
 struct Checkpoint {
     tokens: usize,
-    /// For each layer, the state; `None` if the layer can be trimmed to `tokens`.
+    /// The state of each layer; `None` if the layer can be trimmed to `tokens`.
     parts: Vec<Option<Box<dyn LayerState>>>,
     bytes: usize,
 }
 
 impl Checkpoint {
-    /// The states of `caches`, for a sequence that is expected to reach `positions` positions.
+    /// Copies the states of `caches`, for a sequence that is expected to reach `positions`
+    /// positions.
     fn of(caches: &Caches, positions: i32) -> Result<Self> {
         let parts: Vec<_> = (caches.iter())
             .map(|layer| layer.checkpoint(positions))
@@ -41,19 +42,20 @@ impl Checkpoint {
     }
 }
 
-/// The checkpoints of one sequence. Their memory is bounded.
+/// The checkpoints of one sequence, with limited memory.
 #[derive(Debug, Default)]
 pub struct Checkpoints {
-    /// Ascending by `tokens`.
+    /// The checkpoints, ascending by `tokens`.
     kept: Vec<Checkpoint>,
 }
 
-/// A length to which caches can be cut.
+/// A length to which caches can be truncated.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut<'a> {
     /// The number of positions.
     pub tokens: usize,
-    /// The checkpoint that the cut needs.
+    /// The checkpoint that replaces the states which cannot be trimmed; `None` if all can be
+    /// trimmed.
     checkpoint: Option<&'a Checkpoint>,
 }
 
@@ -63,7 +65,7 @@ impl Cut<'_> {
         self.checkpoint.is_none()
     }
 
-    /// A separate copy of the first positions of `caches`. `None` if it is not possible.
+    /// Returns a separate copy of the first positions of `caches`. `None` if this is not possible.
     pub fn copy(&self, caches: &Caches) -> Result<Option<Caches>> {
         let Ok(n) = i32::try_from(self.tokens) else {
             return Ok(None);
@@ -76,7 +78,8 @@ impl Cut<'_> {
 impl Checkpoints {
     /// Adds a checkpoint of `caches`, whose sequence is expected to reach `positions` positions.
     /// Does nothing if such a sequence can be trimmed to any length. Beyond 16 checkpoints or
-    /// `bytes`, those closest to their neighbors are dropped. The newest one always stays.
+    /// `bytes`, drops the checkpoints with the smallest distance between their neighbors. The
+    /// newest checkpoint is never dropped.
     ///
     /// # Errors
     /// If memory runs out.
@@ -94,8 +97,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// The checkpoint, except the last, with the smallest distance between its two neighbors. The
-    /// beginning of the sequence is a neighbor of the first one.
+    /// Returns the index of the checkpoint with the smallest distance between its two neighbors;
+    /// the last checkpoint is excluded. The start of the sequence is a neighbor of the first
+    /// checkpoint.
     fn closest(&self) -> Option<usize> {
         let before = std::iter::once(0).chain(self.kept.iter().map(|c| c.tokens));
         let after = self.kept.iter().skip(1).map(|c| c.tokens);
@@ -104,7 +108,7 @@ impl Checkpoints {
         closest.map(|(i, _)| i)
     }
 
-    /// The number of positions of the last checkpoint; 0 without any.
+    /// Returns the number of positions of the last checkpoint; 0 if there is none.
     pub fn latest(&self) -> usize {
         self.kept.last().map_or(0, |last| last.tokens)
     }
@@ -124,7 +128,7 @@ impl Checkpoints {
         self.kept.retain(|checkpoint| checkpoint.tokens <= n);
     }
 
-    /// Copies of the checkpoints with at most `n` positions.
+    /// Returns copies of the checkpoints with at most `n` positions.
     ///
     /// # Errors
     /// If memory runs out.
@@ -138,8 +142,8 @@ impl Checkpoints {
         })
     }
 
-    /// The greatest length, at most `n`, to which `caches` can be cut. `None` if they can only be
-    /// cut to 0.
+    /// Returns the cut to the greatest length, at most `n`, to which `caches` can be truncated.
+    /// `None` if they can only be truncated to 0.
     pub fn cut(&self, caches: &Caches, n: usize) -> Option<Cut<'_>> {
         let can_cut = |tokens: usize, parts: &[Option<Box<dyn LayerState>>]| {
             let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);
@@ -171,7 +175,8 @@ mod tests {
     use crate::cache::test_support::{part, recurrent};
     use crate::cache::{CacheOptions, RotatingCache};
 
-    /// Keys of all positions and a ring of four, after `n` positions.
+    /// Returns caches of two layers after `n` positions. One stores all positions; the other is a
+    /// ring of four positions.
     fn ring(n: i32) -> Caches {
         let mut layers: Vec<Box<dyn crate::cache::KvCache>> = vec![
             CacheOptions::default().cache(None),
@@ -231,7 +236,7 @@ mod tests {
             seen.sort_unstable();
             assert!(seen == (4..8).collect::<Vec<_>>() || seen == (0..8).collect::<Vec<_>>());
         }
-        // A second copy must not see what the first one has written.
+        // A second copy must not contain what the first copy has written.
         let again = cut.copy(&end).unwrap().unwrap();
         assert_eq!(offset(&again), 7);
         // A sequence that never fills the ring needs no copies.
@@ -249,10 +254,10 @@ mod tests {
         }
         let kept = tokens(&checkpoints);
         assert_eq!((kept.len(), kept.last()), (MOST, Some(&100)));
-        // No part of the sequence is without checkpoints.
+        // The checkpoints must cover the complete sequence.
         let distances = kept.windows(2).map(|pair| pair[1] - pair[0]);
         assert!(distances.max().unwrap() <= 20 && kept[0] <= 20, "{kept:?}");
-        // Of a state of 8 bytes, three fit.
+        // With states of 8 bytes, three fit into the limit.
         checkpoints.add(&recurrent(101), 200, 31).unwrap();
         assert_eq!((checkpoints.nbytes(), checkpoints.latest()), (24, 101));
         checkpoints.add(&recurrent(102), 200, 0).unwrap();
@@ -266,7 +271,7 @@ mod tests {
             checkpoints.add(&recurrent(n), 12, usize::MAX).unwrap();
         }
         assert_eq!(tokens(&checkpoints.up_to(8).unwrap()), [3, 8]);
-        // A checkpoint replaces those at or after its position.
+        // A new checkpoint replaces the checkpoints at or after its position.
         checkpoints.add(&recurrent(5), 12, usize::MAX).unwrap();
         assert_eq!(tokens(&checkpoints), [3, 5]);
         checkpoints.truncate(4);

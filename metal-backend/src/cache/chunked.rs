@@ -1,6 +1,6 @@
 //! The unbounded KV cache. It grows in chunks of 256 positions, so that most steps write in place
-//! and copy nothing. Below 256 positions, the capacity grows in powers of two: for many short
-//! prompts, allocating full chunks would cost more than copying.
+//! and copy nothing. Below 256 positions, the capacity grows in powers of two, because for many
+//! short prompts, allocating complete chunks would cost more than copying.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
@@ -16,20 +16,20 @@ pub struct ChunkedCache {
     /// `[B, Hkv, capacity, D]` each; positions from `offset` on are undefined.
     pub(super) buffers: Option<(Array, Array)>,
     pub(super) offset: i32,
-    /// Whether elements are stored as float16, whatever the type of new keys and values.
+    /// Whether elements are stored as float16, regardless of the type of new keys and values.
     half: bool,
-    /// How keys and values are packed. The buffers are then words, as kernels store them: `[B, Hkv,
-    /// capacity, words]`. Only kernels append to them.
+    /// How keys and values are packed. If `Some`, the buffers contain packed words as kernels store
+    /// them, `[B, Hkv, capacity, words]`, and only kernels append to them.
     pub(super) packing: Option<KvPacking>,
 }
 
 impl ChunkedCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A cache with packed words of `offset` positions.
+    /// Creates a cache with packed words of `offset` positions.
     pub(super) fn packed(buffers: (Array, Array), offset: i32, packing: KvPacking) -> Self {
         Self {
             buffers: Some(buffers),
@@ -39,13 +39,13 @@ impl ChunkedCache {
         }
     }
 
-    /// The cache with elements in float16 if `half`.
+    /// Makes the cache store float16 if `half`.
     pub fn with_half(mut self, half: bool) -> Self {
         self.half = half;
         self
     }
 
-    /// The type in which our kernels store elements.
+    /// Returns the type in which our kernels store elements.
     pub(super) fn kv_type(&self) -> KvType {
         match (self.packing, self.half) {
             (Some(packing), _) => KvType::Packed(packing),
@@ -54,7 +54,7 @@ impl ChunkedCache {
         }
     }
 
-    /// Keys and values in the type in which they are stored.
+    /// Converts keys and values to the type in which they are stored.
     pub(super) fn rounded(&self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
         match self.half {
             true => Ok((cast(keys, Dtype::Float16)?, cast(values, Dtype::Float16)?)),
@@ -69,7 +69,8 @@ impl ChunkedCache {
         kind: &str,
     ) -> std::result::Result<Option<(Array, Array)>, String> {
         let typed = buffers.map(|(keys, values)| {
-            // Only caches of float32 sequences are stored as another type than they compute in.
+            // A stored type differs from the compute type only in caches of float32 sequences, so a
+            // snapshot with float16 belongs to a float32 sequence.
             if !self.half && kind.contains(HALF) {
                 let wide = |a: &Array| a.astype(Dtype::Float32);
                 return Ok((wide(&keys)?, wide(&values)?));
@@ -81,7 +82,7 @@ impl ChunkedCache {
             .map_err(|e: mlx_rs_core::Error| e.to_string())
     }
 
-    /// The kind of a cache of this type, for [`LayerState::kind`].
+    /// Returns `kind` with this cache's element type appended, for [`LayerState::kind`].
     pub(super) fn kind_of(&self, kind: String) -> String {
         match self.half {
             true => format!("{kind}{HALF}"),
@@ -89,7 +90,7 @@ impl ChunkedCache {
         }
     }
 
-    /// The filled part of the buffers: `[B, Hkv, offset, D]` each.
+    /// Returns the valid part of the buffers: `[B, Hkv, offset, D]` each.
     pub fn valid(&self) -> Result<Option<(Array, Array)>> {
         self.buffers
             .as_ref()
@@ -102,8 +103,8 @@ impl ChunkedCache {
             .transpose()
     }
 
-    /// Moves the buffers out, with capacity for `end` positions. `like` has the shape and type of
-    /// new keys and values.
+    /// Moves the buffers out, and grows them to a capacity for `end` positions. The last argument
+    /// has the shapes and the type of new keys and values.
     fn buffers_for(
         &mut self,
         end: i32,
@@ -122,7 +123,7 @@ impl ChunkedCache {
         }
     }
 
-    /// Appends keys and values. The capacity stays at or below `limit` positions.
+    /// Appends keys and values. The capacity is at most `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let (keys, values) = &self.rounded(keys, values)?;
         let end = self.offset + keys.dim(2)?;
@@ -134,7 +135,7 @@ impl ChunkedCache {
         Ok(())
     }
 
-    /// Whether our kernels can write into the cache, which must have the type of
+    /// Whether our kernels can append to the cache: its buffers must have the type of
     /// [`Self::kv_type`].
     pub(super) fn stores(&self) -> bool {
         let plain = |a: &Array| a.dtype() == self.dtype();
@@ -143,13 +144,13 @@ impl ChunkedCache {
             .is_none_or(|(k, v)| plain(k) && plain(v))
     }
 
-    /// The number of items that are stored for a head of `width` elements.
+    /// Returns the number of items that are stored for a head of `width` elements.
     fn stored(&self, width: i32) -> i32 {
         let row = self.kv_type().row(usize::try_from(width).unwrap_or(0));
         i32::try_from(row).unwrap_or(i32::MAX)
     }
 
-    /// [`Self::kv_type`] as an array's type.
+    /// Returns [`Self::kv_type`] as an array type.
     fn dtype(&self) -> Dtype {
         match self.kv_type() {
             KvType::Float32 => Dtype::Float32,
@@ -158,8 +159,9 @@ impl ChunkedCache {
         }
     }
 
-    /// Our kernels append keys and values of `length` tokens of a packed projection, from token
-    /// `first` on. Returns the buffers `[1, Hkv, n, D]`, which may have unused capacity at the end.
+    /// Makes our kernels append keys and values of `length` tokens of a packed projection, from
+    /// token `first` on. Returns the buffers `[1, Hkv, n, D]`, which may have unused capacity at
+    /// the end.
     pub(super) fn store(
         &mut self,
         heads: &Heads,
@@ -182,15 +184,16 @@ impl ChunkedCache {
     }
 }
 
-/// What [`LayerState::kind`] has at its end for a cache of float16.
+/// The suffix of [`LayerState::kind`] for a cache of float16.
 const HALF: &str = ":float16";
 
-/// A kind without the type of the elements. A cache can be restored from a snapshot of any type.
+/// Returns a kind without its element type, because a cache can be restored from a snapshot of any
+/// type.
 pub(super) fn untyped(kind: &str) -> String {
     kind.replace(HALF, "")
 }
 
-/// The capacity to allocate for `needed` positions.
+/// Returns the capacity to allocate for `needed` positions.
 pub(super) fn capacity(needed: i32) -> i32 {
     if needed <= CHUNK {
         u32::try_from(needed).map_or(0, |n| n.next_power_of_two() as i32)
@@ -202,7 +205,7 @@ pub(super) fn capacity(needed: i32) -> i32 {
 }
 
 /// Allocates a buffer of [`capacity`] for `needed` positions, at most `limit`, and copies the first
-/// `offset` positions of `old`. The new arrays determine shape and type.
+/// `offset` positions of `old`. `shape` and `dtype` are those of the new elements.
 pub(super) fn grow(
     old: Option<&Array>,
     (shape, dtype): (&[i32], Dtype),
@@ -321,7 +324,7 @@ impl LayerState for ChunkedCache {
     }
 }
 
-/// The keys and values in a snapshot of `kind`, with `positions` positions.
+/// Returns the keys and values in a snapshot of `kind` with `positions` positions.
 pub(super) fn plain_parts(
     snapshot: &Snapshot,
     kind: &str,

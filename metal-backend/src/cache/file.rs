@@ -1,5 +1,5 @@
-//! Prompt caches in files: safetensors with the arrays of the caches, their tokens, and the
-//! identity of the model. A file is written completely or not at all.
+//! Stores prompt caches in files: safetensors with the arrays of the caches, their tokens, and the
+//! model's identity. A file is written completely or not at all.
 //!
 //! Keys and values use mlx-lm's format (`mlx_lm.rs`). That format does not support recurrent
 //! states, so models with recurrent layers use this module's own format.
@@ -29,8 +29,8 @@ struct About {
     /// The identity of the model.
     identity: String,
     tokens: Vec<u32>,
-    /// [`Caches::stretch`]. Older files lack this field: their keys may have the first rotation, or
-    /// several different rotations.
+    /// The value of [`Caches::stretch`]. Older files lack this field. Their keys may have the first
+    /// rotation, or several different rotations.
     #[serde(default)]
     stretch: usize,
     layers: Vec<Layer>,
@@ -42,16 +42,16 @@ struct Layer {
     offset: i32,
 }
 
-/// Writes `caches` with the computed state of `tokens`. `names` are the identity of the model that
+/// Writes `caches`, which were computed from `tokens`. `names` are the identity of the model that
 /// computed them, and its name for mlx-lm.
 ///
 /// # Errors
-/// When the caches cannot be read or the file cannot be written.
+/// If the caches cannot be read or the file cannot be written.
 pub fn save(path: &Path, names: (&str, &str), tokens: &[u32], caches: &Caches) -> Result<()> {
     save_with(path, names, tokens, caches, &Additions::NONE)
 }
 
-/// As [`save`], with additions.
+/// Writes as [`save`], with additions.
 pub(super) fn save_with(
     path: &Path,
     names: (&str, &str),
@@ -65,7 +65,7 @@ pub(super) fn save_with(
     }
 }
 
-/// Writes the format of this module.
+/// Writes this module's own format.
 fn save_own(
     path: &Path,
     identity: &str,
@@ -99,7 +99,7 @@ fn save_own(
     write(path, &tensors, HashMap::new(), additions)
 }
 
-/// The number of positions in a file, from its headers.
+/// Returns the number of positions in a file, from its headers.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a file that is not a prompt cache.
@@ -113,9 +113,8 @@ pub fn positions(path: &Path) -> Result<usize> {
         .len())
 }
 
-/// Reads a file of the model `identity`. Returns the tokens, and the `empty` caches filled with the
-/// file's contents. `one` computes caches of one token; the caches of mlx-lm files are checked
-/// against their shapes.
+/// Reads a file of the model `identity`. Returns its tokens, and the `empty` caches filled with its
+/// contents. `one` computes caches of one token, whose shapes are compared with mlx-lm files.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, a file of another model, or other kinds of
@@ -137,7 +136,7 @@ pub fn load(
     })
 }
 
-/// The description of a file in this module's format.
+/// Reads the description of a file in this module's format.
 fn about(file: &SafetensorsCheckpoint, path: &Path) -> Result<About> {
     let fault = |message: String| invalid(path, message);
     let info = file
@@ -226,7 +225,7 @@ mod tests {
         (0..2).map(|_| options.cache(None)).collect()
     }
 
-    /// Caches with keys and values in one layer and a recurrent state in the other layer.
+    /// Caches with keys and values in one layer and a recurrent state in another layer.
     fn mixed(filled: bool) -> Caches {
         let layout = StateLayout::new(
             "toy",
@@ -247,7 +246,8 @@ mod tests {
         Caches::from_iter([cache as Box<dyn LayerState>, Box::new(state)])
     }
 
-    /// Loads a file of our own format, which needs no caches of one token.
+    /// Loads a file of our own format. `one` returns a cache of zeros, which this format does not
+    /// use.
     fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
         let one = &mut || {
             let part = zeros(&[1, 2, 1, 32], Dtype::Float32).map_err(engine("test"))?;
@@ -281,7 +281,8 @@ mod tests {
         assert!(error.to_string().contains("layer 1"), "{error}");
     }
 
-    /// A killed process leaves its hidden directory behind. The next process must remove it.
+    /// A process that is killed leaves its hidden directory behind. The next process must remove
+    /// it.
     #[cfg(unix)]
     #[test]
     fn what_a_killed_process_left_is_removed() {
@@ -321,16 +322,16 @@ mod tests {
             let error = load(&path, "you", empty(options)).unwrap_err();
             assert!(error.to_string().contains("another model"), "{error}");
             for other in [plain, bounded, packed] {
-                // Plain and packed caches are compatible: plain positions are packed later, as the
-                // options require.
+                // Plain and packed caches are compatible: the packed cache packs plain positions
+                // later, as its options require.
                 if other != options && (options, other) != (plain, packed) {
                     assert!(load(&path, "me", empty(other)).is_err());
                 }
             }
             let more = (0..3).map(|_| options.cache(None)).collect();
             assert!(load(&path, "me", more).is_err());
-            // An old file, written when the length of the prompt did not determine the rotation of
-            // all its keys.
+            // An older file. At that time, the length of the prompt did not determine the rotation
+            // of all its keys.
             let switching = empty(options).with_switches([Switch::Once(3)]);
             let error = load(&path, "me", switching).unwrap_err();
             assert!(error.to_string().contains("another length"), "{error}");

@@ -1,5 +1,5 @@
-//! The tensors in files of prompt caches: arrays to bytes and back, and a file that is written
-//! completely or not at all. Both formats of prompt caches use them.
+//! The tensors in prompt cache files: converts arrays to bytes and back, and writes a file
+//! completely or not at all. Both formats of prompt caches use this module.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -28,16 +28,16 @@ pub struct Kept {
     pub caches: Caches,
 }
 
-/// What the tier on disk adds to a file.
+/// What the disk tier adds to a file.
 pub(super) struct Additions<'a> {
-    /// Texts for the header.
+    /// Key-value pairs for the header.
     pub texts: &'a [(String, String)],
     /// Runs on the complete file before it gets its name.
     pub finish: &'a dyn Fn(&Path) -> std::io::Result<()>,
 }
 
 impl Additions<'_> {
-    /// Without any.
+    /// No additions.
     pub(super) const NONE: Self = Self {
         texts: &[],
         finish: &|_| Ok(()),
@@ -47,7 +47,7 @@ impl Additions<'_> {
 /// A tensor of a file: its name, type, shape and bytes.
 pub(super) type Tensor = (String, FileDtype, Vec<usize>, Vec<u8>);
 
-/// An array as a named tensor of a file.
+/// Converts an array to a named tensor of a file.
 pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
     let shape = array.shape().iter();
     let shape = shape.map(|&d| d.unsigned_abs() as usize).collect();
@@ -92,7 +92,7 @@ pub(super) fn write(
     write().map_err(|e| unwritten(path, e))
 }
 
-/// The elements of an array as bytes, row-major.
+/// Returns the elements of an array as bytes, row-major.
 fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
     fn raw<T: mlx_rs_core::Element + bytemuck::Pod>(array: &Array) -> Result<Vec<u8>> {
         let data = array.data::<T>().map_err(engine("prompt cache"))?;

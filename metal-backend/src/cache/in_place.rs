@@ -1,7 +1,7 @@
-//! The default unbounded KV cache. Its storage is chunks of MLX arrays (`chunked.rs`). When a block
-//! runs as one operation (`nn/fused.rs`), the storage is memory that our kernels write in place.
-//! The contents are converted on demand. A conversion is rare, because a request is one prompt
-//! followed by single tokens.
+//! The default unbounded KV cache. It has two kinds of storage. MLX's operations use chunks of MLX
+//! arrays (`chunked.rs`). If a block is computed as one operation (`nn/fused.rs`), our kernels
+//! write memory in place. The contents are converted on demand. Conversions are rare, because a
+//! request is one prompt followed by single tokens.
 //!
 //! The kernels can also pack keys and values. MLX's operations then use a [`QuantizedCache`] with
 //! the same contents.
@@ -15,7 +15,7 @@ use crate::exec::{Heads, KvBuffer, KvPacking, KvType, pack_kv};
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
 pub struct InPlaceCache {
-    /// Counts the positions. Also stores their keys and values if there is no `memory`.
+    /// Counts the positions. Also stores their keys and values, if `memory` is `None`.
     chunks: ChunkedCache,
     memory: Option<KvBuffer>,
     /// The expected final number of positions.
@@ -27,22 +27,23 @@ pub struct InPlaceCache {
 #[derive(Debug, Clone)]
 struct Packed {
     packing: Packing,
-    /// The same for the kernels.
+    /// The same packing for the kernels.
     kv: KvPacking,
-    /// All keys and values, while MLX's operations use them. `chunks` and `memory` are then empty.
+    /// All keys and values, if MLX's operations were the last to use them. `chunks` and `memory`
+    /// are then empty.
     arrays: Option<QuantizedCache>,
 }
 
-/// Allocates memory for all layers of a row at once.
+/// Allocates the memory for all layers of a row together.
 #[derive(Debug)]
 pub struct KvAllocator {
-    /// The number of layers that have not yet requested memory.
+    /// The number of layers that have not requested memory yet.
     layers: usize,
     made: Vec<KvBuffer>,
 }
 
 impl KvAllocator {
-    /// An allocator for this number of layers.
+    /// Creates an allocator for `layers` layers.
     pub fn new(layers: usize) -> Self {
         Self {
             layers,
@@ -72,18 +73,19 @@ impl KvAllocator {
 }
 
 impl InPlaceCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The cache with elements in float16 if `half`.
+    /// Makes the cache store float16 if `half`.
     pub fn with_half(mut self, half: bool) -> Self {
         self.chunks = self.chunks.with_half(half);
         self
     }
 
-    /// An empty cache whose positions are packed; `None` if the kernels do not have this packing.
+    /// Creates an empty cache whose positions are packed; `None` if the kernels do not support this
+    /// packing.
     pub fn with_packing(packing: Packing) -> Option<Self> {
         let (bits, group) = (packing.bits, packing.group_size);
         let kv = KvPacking::new(u32::try_from(bits).ok()?, u32::try_from(group).ok()?)?;
@@ -99,13 +101,13 @@ impl InPlaceCache {
         Some(cache)
     }
 
-    /// How the stored positions are packed now.
+    /// Returns how the stored positions are packed at present; `None` if they are not packed.
     pub fn packing(&self) -> Option<KvPacking> {
         self.chunks.packing
     }
 
-    /// Prepares for kernels that append until there are `end` positions. If these are more than the
-    /// unpacked ones, all positions are packed.
+    /// Prepares the cache for kernels that append up to position `end`. If `end` exceeds the number
+    /// of positions that may stay unpacked, packs all positions.
     fn prepare(&mut self, end: i32) -> Result<()> {
         let Some(packed) = &mut self.packed else {
             return Ok(());
@@ -131,7 +133,7 @@ impl InPlaceCache {
         Ok(())
     }
 
-    /// The contents as MLX's operations use them, if positions are packed.
+    /// Returns the contents as MLX's operations use them; `None` if positions are not to be packed.
     fn as_quantized(&self) -> Result<Option<QuantizedCache>> {
         match &self.packed {
             None => Ok(None),
@@ -143,7 +145,8 @@ impl InPlaceCache {
         }
     }
 
-    /// Changes to a cache of MLX's operations, if positions are packed, and returns it.
+    /// Converts the contents to a cache for MLX's operations and returns it; `None` if positions
+    /// are not to be packed.
     fn quantized(&mut self) -> Result<Option<&mut QuantizedCache>> {
         if self.arrays_of_mlx().is_none()
             && let Some(arrays) = self.as_quantized()?
@@ -156,7 +159,7 @@ impl InPlaceCache {
             .and_then(|packed| packed.arrays.as_mut()))
     }
 
-    /// Replaces the contents of a cache whose positions are packed.
+    /// Replaces the contents of a cache whose positions are to be packed.
     fn set_arrays(&mut self, arrays: QuantizedCache) {
         if let Some(packed) = &mut self.packed {
             packed.arrays = Some(arrays);
@@ -165,12 +168,12 @@ impl InPlaceCache {
         }
     }
 
-    /// The arrays of MLX's operations, if they store the contents now.
+    /// Returns the cache of MLX's operations, if it stores the contents at present.
     fn arrays_of_mlx(&self) -> Option<&QuantizedCache> {
         self.packed.as_ref()?.arrays.as_ref()
     }
 
-    /// All keys and values as arrays.
+    /// Returns all keys and values as arrays.
     fn as_chunks(&self) -> Result<ChunkedCache> {
         let mut chunks = self.chunks.clone();
         if let (Some(memory), true) = (&self.memory, chunks.offset > 0) {
@@ -179,17 +182,17 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
-    /// Two capacities for `end` positions: that of new memory, and that of memory that has to grow.
-    /// Both have room for one more token. Otherwise the first generated token would cause a copy of
-    /// the whole prompt. New memory also covers the expected positions, up to the chunk size.
-    /// Unwritten positions use address space and no physical memory.
+    /// Returns two capacities for `end` positions: for new memory, and for memory that must grow.
+    /// Both include one more token, because otherwise the first generated token would cause a copy
+    /// of the complete prompt. New memory also includes the expected positions, up to the next
+    /// multiple of the chunk size. Unwritten positions use address space, but no physical memory.
     fn capacities(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
         (capacity(self.expected.clamp(least, chunk)), chunk)
     }
 
-    /// Separate copies of the first `n` positions, or fewer, of all layers of a row.
+    /// Returns separate copies of the first positions of all layers of a row, at most `n`.
     pub fn copy_all(layers: &[&Self], n: i32) -> Result<Vec<Self>> {
         let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked(n)).collect();
         let mut forks = Vec::with_capacity(forked.len());
@@ -203,15 +206,15 @@ impl InPlaceCache {
             .collect()
     }
 
-    /// The inputs for a copy of at most `n` positions: memory to fork, number of positions, new
-    /// capacity. `None` if the cache stores arrays instead of memory.
+    /// Returns the inputs for a copy of at most `n` positions: memory to fork, number of positions,
+    /// and new capacity. `None` if the cache stores arrays instead of memory.
     fn forked(&self, n: i32) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset.min(n);
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
         Some((memory, filled, self.capacities(filled).0))
     }
 
-    /// A copy of at most `n` positions, stored in the forked `memory` if given.
+    /// Returns a copy of at most `n` positions, stored in the forked `memory` if given.
     fn copy_with(&self, memory: Option<KvBuffer>, n: i32) -> Result<Self> {
         let mut chunks = match memory {
             Some(_) => self.chunks.clone(),
@@ -239,9 +242,9 @@ impl InPlaceCache {
         Ok(&mut self.chunks)
     }
 
-    /// Our kernels append keys and values of `length` tokens of a packed projection, from token
-    /// `first` on. Returns keys and values `[1, Hkv, n, D]`, whose capacity may exceed the valid
-    /// positions.
+    /// Makes our kernels append keys and values of `length` tokens of a packed projection, from
+    /// token `first` on. Returns keys and values `[1, Hkv, n, D]`, whose capacity may exceed the
+    /// valid positions.
     pub fn store(
         &mut self,
         heads: &Heads,
@@ -252,12 +255,12 @@ impl InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    /// Memory that kernels write in place, with capacity for keys and values of `length` more
-    /// tokens. After writing, call [`Self::advance`] to count these tokens. New memory comes from
-    /// the allocator.
+    /// Returns memory that kernels write in place, with capacity for keys and values of `length`
+    /// more tokens. After writing, call [`Self::advance`] to count these tokens. New memory comes
+    /// from the allocator.
     ///
     /// # Errors
-    /// As [`Self::store`].
+    /// The errors of [`Self::store`].
     pub fn memory(
         &mut self,
         heads: &Heads,
@@ -365,7 +368,7 @@ impl LayerState for InPlaceCache {
         let Some(memory) = &self.memory else {
             return self.chunks.nbytes();
         };
-        // The memory has keys and values.
+        // The factor 2 is for keys and values.
         let elements = memory.shape().iter().map(|d| d.unsigned_abs() as usize);
         elements.product::<usize>() * 2 * memory.kv_type().size()
     }
@@ -383,7 +386,7 @@ impl LayerState for InPlaceCache {
         self.chunks.reset();
         if let Some(packed) = &mut self.packed {
             packed.arrays = None;
-            // The first positions may stay unpacked.
+            // The first `start` positions may stay unpacked.
             self.chunks.packing = (packed.packing.start <= 0).then_some(packed.kv);
         }
     }

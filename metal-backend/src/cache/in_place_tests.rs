@@ -39,8 +39,8 @@ fn block<'a>(heads: &'a Heads, none: &'a Matrix) -> Block<'a> {
     }
 }
 
-/// The capacity after `prompt` tokens if `expected` positions are announced. The second value
-/// is the capacity after the token that exceeds the first capacity.
+/// Returns the capacity after `prompt` tokens if `expected` positions are announced, and the
+/// capacity after the token that exceeds the first capacity.
 fn capacities(expected: Option<i32>, prompt: i32) -> (i32, i32) {
     let heads = heads();
     let mut capacities = (0, 0);
@@ -87,8 +87,8 @@ fn write(cache: &mut InPlaceCache, tokens: i32) {
     cache.advance(tokens);
 }
 
-/// A copy must have its own memory, with capacity for the expected positions. Both caches must
-/// continue without changing each other.
+/// A copy must have separate memory, with capacity for the expected positions. Appending to one
+/// cache must not change the other.
 #[test]
 fn a_copy_stays_in_place_and_goes_on_by_itself() {
     if none().is_none() {
@@ -140,8 +140,8 @@ fn a_part_is_copied_without_the_memory_of_the_rest() {
     });
 }
 
-/// Copying several layers together must equal separate copies. The layers differ: with memory,
-/// with arrays, with other capacities, and empty.
+/// Copying several layers together must equal separate copies. The layers differ: with memory, with
+/// arrays, with other capacities, and empty.
 #[test]
 fn layers_are_copied_together() {
     if none().is_none() {
@@ -184,7 +184,7 @@ fn capacity_is_made_for_what_is_expected_and_then_by_chunks() {
         return; // the kernels are disabled
     }
     assert_eq!(capacities(None, 5), (8, 256));
-    // The capacity includes the first token after the prompt.
+    // The capacity must include the first token after the prompt.
     assert_eq!(capacities(None, 8), (16, 256));
     assert_eq!(capacities(Some(80), 16), (128, 256));
     assert_eq!(capacities(Some(3), 16), (32, 256));
@@ -193,7 +193,7 @@ fn capacity_is_made_for_what_is_expected_and_then_by_chunks() {
     assert_eq!(capacities(None, 300), (512, 768));
 }
 
-/// A float16 cache in memory, in arrays, in a file and in a copy.
+/// A float16 cache must keep its type in memory, in arrays, in a file and in a copy.
 #[test]
 fn float16_caches_keep_their_type() {
     if none().is_none() {
@@ -217,14 +217,14 @@ fn float16_caches_keep_their_type() {
         let keys = keys.astype(Dtype::Float32).unwrap();
         let last = keys.slice_axis(2, 13, 15).unwrap().to_vec::<f32>().unwrap();
         assert_eq!(last, [0.099_975_586, 65_504.0, -65_504.0, 2.0]);
-        // The kernels go on from there, and a reset keeps the type.
+        // The kernels continue with this cache, and a reset must keep the type.
         write(&mut copy, 1);
         let snapshot = copy.snapshot().unwrap();
         assert_eq!(snapshot.arrays["keys"].dtype(), Dtype::Float16);
         copy.reset();
         write(&mut copy, 1);
         assert_eq!(copy.nbytes(), 2 * 2 * 2 * 2);
-        // A file of either type is read into either cache.
+        // A file of either type must be readable into either cache.
         let wide = {
             let mut wide = InPlaceCache::new();
             wide.restore(snapshot.clone()).unwrap();
@@ -245,7 +245,8 @@ fn float16_caches_keep_their_type() {
     });
 }
 
-/// One token's query, key and value for each of `n` tokens from `from` on, side by side.
+/// Returns a query, a key and a value for each of `n` tokens from `from` on, concatenated per
+/// token.
 fn projected(from: i32, n: i32, d: i32) -> Array {
     let width = 3 * d;
     let value = |i: i32| ((i * 37) % 101 - 50) as f32 * 0.02;
@@ -253,7 +254,7 @@ fn projected(from: i32, n: i32, d: i32) -> Array {
     Array::from_slice(&values, &[1, n, width]).unwrap()
 }
 
-/// Keys and values of a cache as float32, one after the other.
+/// Returns keys and values of a cache as float32, concatenated.
 fn contents(cache: &InPlaceCache) -> Vec<f32> {
     let Some(portable) = cache.portable().unwrap() else {
         return Vec::new();
@@ -271,8 +272,8 @@ fn contents(cache: &InPlaceCache) -> Vec<f32> {
         .collect()
 }
 
-/// Packed by the kernels in arrays and in memory, and packed by MLX's operations, a cache must have
-/// the same contents. It may change between all of them, and its first positions may be unpacked.
+/// The kernels (in arrays and in memory) and MLX's operations must pack the same contents. The
+/// cache may switch between all three, and its first positions may be unpacked.
 #[test]
 fn packed_positions_are_those_that_mlx_packs() {
     if none().is_none() {
@@ -320,7 +321,7 @@ fn packed_positions_are_those_that_mlx_packs() {
                     assert!(contents(cache) == contents(&other), "{what} {packing:?}");
                 };
                 same(&cache, &wanted, "packed");
-                // A copy of a part, a file, and fewer positions.
+                // A copy of fewer positions, a file, and a trimmed cache.
                 let part = InPlaceCache::copy_all(&[&cache], 100).unwrap().remove(0);
                 let mut fewer = wanted.clone();
                 fewer.trim(at - 100);

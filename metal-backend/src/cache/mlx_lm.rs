@@ -1,7 +1,7 @@
-//! Prompt caches in the format of Python's mlx-lm (`save_prompt_cache` of its `models/cache.py`):
+//! Prompt caches in the format of Python's mlx-lm (`save_prompt_cache` in `models/cache.py`):
 //! safetensors whose tensor names are paths into nested lists. `0.1` is the values of the first
-//! layer, and `0.1.2` the biases of its packed values. The file's metadata have the class of each
-//! layer and the model's name. The format has two [forms](Form). This module reads both forms, and
+//! layer, and `0.1.2` the biases of its packed values. The file's metadata contain the class of
+//! each layer and the model's name. The format has two [forms](Form). This module reads both, and
 //! writes the form of mlx-lm 0.32.
 //!
 //! mlx-lm does not store the prompt's tokens. Our files store the tokens and the model's identity
@@ -21,9 +21,9 @@ use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 
-/// The key of the model that mlx-lm loads if `--model` is missing.
+/// The metadata key of the model that mlx-lm loads if `--model` is missing.
 const MODEL: &str = "0.model";
-/// The key of the tokenizer's settings as JSON. mlx-lm's `generate` requires this key.
+/// The metadata key of the tokenizer's settings as JSON. mlx-lm's `generate` requires it.
 const TOKENIZER: &str = "0.tokenizer_config";
 
 /// How a file describes its layers.
@@ -39,7 +39,7 @@ enum Form {
 
 impl Form {
     fn from_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
-        // The list of tensors begins with an empty string, which is not a class.
+        // In the other form, this key may hold an empty string, which begins the list of tensors.
         let is_class = |class: &String| !class.is_empty();
         if metadata.contains_key("1.0") {
             Some(Self::Tensors)
@@ -48,7 +48,7 @@ impl Form {
         }
     }
 
-    /// The metadata key for the class of layer `i`.
+    /// Returns the metadata key for the class of layer `i`.
     fn class(self, i: usize) -> String {
         match self {
             Self::Texts => format!("2.{i}"),
@@ -56,7 +56,7 @@ impl Form {
         }
     }
 
-    /// The metadata key for our own data as JSON.
+    /// Returns the metadata key for our own data as JSON.
     fn ours(self) -> &'static str {
         match self {
             Self::Texts => "1.rust_mlx",
@@ -71,7 +71,7 @@ const CONCATENATED: &str = "ConcatenateKVCache";
 const ROTATING: &str = "RotatingKVCache";
 const QUANTIZED: &str = "QuantizedKVCache";
 
-/// The data that mlx-lm's format lacks.
+/// Our own data, which mlx-lm's format does not contain.
 #[derive(Debug, Serialize, Deserialize)]
 struct Ours {
     /// The identity of the model.
@@ -81,7 +81,7 @@ struct Ours {
     stretch: usize,
 }
 
-/// A layer as mlx-lm describes it.
+/// A layer's class and settings in mlx-lm.
 struct Layer {
     class: &'static str,
     /// The settings in the order of [`Form::Tensors`].
@@ -150,7 +150,7 @@ pub fn save(
     Ok(true)
 }
 
-/// The class and settings of a layer, and the layer's arrays with their names.
+/// Returns the class and settings of a layer, and the layer's arrays with their names.
 fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
     match portable {
         Portable::All { keys, values } => (
@@ -170,7 +170,7 @@ fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
             Layer {
                 class: ROTATING,
                 // The last setting is the ring's slot for the next position. The positions are
-                // written in order, so this slot is the one after the last position.
+                // written in order, so this slot is after the last position.
                 settings: vec![*offset, *keep, *size, (*offset).min(*size)],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
@@ -189,7 +189,7 @@ fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
     }
 }
 
-/// The arrays of a packed matrix, each with its index in mlx-lm's files.
+/// Returns the arrays of a packed matrix, each with its index in mlx-lm's files.
 fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
     [Some(&q.weight), Some(&q.scales), q.biases.as_ref()]
         .into_iter()
@@ -197,10 +197,10 @@ fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
         .enumerate()
 }
 
-/// The number of positions in a file, from its headers.
+/// Returns the number of positions in a file, from its headers.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`].
 pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usize> {
     let fault = || {
         invalid(
@@ -251,7 +251,7 @@ impl Described<'_> {
         array(self.file, info)
     }
 
-    /// Setting `k` in the order of [`Form::Tensors`], which begins with the number of positions.
+    /// Returns setting `k` in the order of [`Form::Tensors`]; setting 0 is the number of positions.
     fn setting(&self, k: usize) -> Result<i32> {
         let (name, number) = match self.form {
             Form::Texts => {
@@ -281,7 +281,7 @@ impl Described<'_> {
 }
 
 /// Reads a file of the model `identity` into the `empty` caches. `one` computes caches of one
-/// token; the file's layers must match their shapes and types.
+/// token, whose shapes and types the file's layers must match.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, a file of another model, or other kinds of
@@ -308,8 +308,8 @@ pub fn load(
         ));
     }
     let positions = positions(path, metadata)?;
-    // When mlx-lm continues a file, it copies our data, although the file then has more tokens. So
-    // our data count only if the number of tokens matches.
+    // If mlx-lm continues a file, it copies our data, but adds tokens. So our data are valid only
+    // if the number of tokens matches.
     let ours = ours.filter(|ours| ours.tokens.len() == positions);
     let file = SafetensorsCheckpoint::open_file(path)?;
     let layers = (0..).take_while(|i| metadata.contains_key(&form.class(*i)));
@@ -394,7 +394,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
         _ => Err(fault(format!("it has fewer than {offset} positions"))),
     };
     match of.class() {
-        // The stored buffers may be longer than their valid part.
+        // The stored buffers may be longer than their valid part, so they are truncated.
         GROWING if of.form == Form::Tensors => {
             let offset = setting(0)?;
             Ok(Portable::All {
@@ -462,7 +462,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
 }
 
 /// A ring buffer of mlx-lm. `next` is the slot of the next position. After a prompt in several
-/// steps, the buffer has more than `size` positions, in order.
+/// steps, the buffer contains more than `size` positions, in order.
 struct Ring {
     keep: i32,
     size: i32,
@@ -471,14 +471,14 @@ struct Ring {
 }
 
 impl Ring {
-    /// Keys or values in order, as many positions as [`Portable::Recent`] has.
+    /// Returns keys or values in order, as many positions as [`Portable::Recent`] stores.
     fn ordered(&self, buffer: &Array) -> mlx_rs_core::Result<Array> {
         let Self { keep, size, .. } = *self;
         let stored = buffer.dim(2)?;
         let used = self.offset.min(size);
         let next = self.next.clamp(0, stored);
         let parts = if next < stored && next < self.offset && next >= keep {
-            // The buffer is full, so slot `next` has the oldest position.
+            // The buffer is full, so slot `next` contains the oldest position.
             let older = buffer.slice_axis(2, next, stored)?;
             vec![older, buffer.slice_axis(2, keep, next)?]
         } else {

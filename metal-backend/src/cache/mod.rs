@@ -1,14 +1,20 @@
-//! The state that layers keep of earlier positions ([`LayerState`]): keys and values of attention,
-//! or the state of a recurrent layer. The caller passes the state to a forward pass; layers do not
-//! own it.
+//! The state of a layer after earlier positions ([`LayerState`]): keys and values of attention, or
+//! the state of a recurrent layer. The caller passes the state to a forward pass; layers do not own
+//! it.
 //!
-//! [`PassingCache`] keeps nothing, for training. Four kinds keep keys and values: [`InPlaceCache`]
-//! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
-//! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
-//! truncated. [`QuantizedCache`] grows and is packed; our kernels have [`InPlaceCache`] for this,
-//! too. [`CacheOptions`] determines the kind for a layer. [`RecurrentState`] holds arrays of fixed
-//! shape instead, and [`PairState`] both. `checkpoint.rs` keeps copies of states that cannot be
-//! trimmed. `file.rs` keeps caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/`
+//! Kinds of states:
+//!
+//! - [`InPlaceCache`] keeps keys and values of all positions. Our kernels write it in place, and
+//!   may pack it. MLX's operations use it as a [`ChunkedCache`].
+//! - [`QuantizedCache`] keeps packed keys and values of all positions.
+//! - [`RotatingCache`] keeps the last positions and a few of the first.
+//! - [`WindowedCache`] keeps the same positions, and can be truncated.
+//! - [`PassingCache`] keeps nothing, for training.
+//! - [`RecurrentState`] has arrays of fixed shape.
+//! - [`PairState`] has keys and values, and a recurrent state.
+//!
+//! [`CacheOptions`] selects the kind for a layer. `checkpoint.rs` copies states that cannot be
+//! trimmed. `file.rs` stores caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/`
 //! manages a directory of such files.
 
 pub(crate) mod checkpoint;
@@ -68,7 +74,7 @@ impl Stored {
         }
     }
 
-    /// The arrays that store the elements: one if plain, several if quantized.
+    /// Returns the arrays that store the elements: one if plain, several if quantized.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let (one, more) = match self {
             Stored::Plain(a) => (a, None),
@@ -77,7 +83,7 @@ impl Stored {
         std::iter::once(one).chain(more.into_iter().flatten().flatten())
     }
 
-    /// Positions `from..to`, limited to existing positions.
+    /// Returns positions `from..to`, limited to existing positions.
     ///
     /// # Errors
     /// If an array has fewer than three axes.
@@ -88,7 +94,7 @@ impl Stored {
         })
     }
 
-    /// The elements unquantized. Quantized elements get the type of `like`.
+    /// Returns unquantized elements. Dequantized elements get the type of `like`.
     ///
     /// # Errors
     /// If memory runs out.
@@ -113,16 +119,16 @@ pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<
 /// The order of the keys that a cache returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The first `keep` keys are positions `0..keep`. The other keys are consecutive from `start`
-    /// on.
+    /// The first `keep` keys are positions `0..keep`. The following keys are consecutive positions
+    /// from `start` on.
     Run {
         /// The number of keys from the beginning of the sequence.
         keep: i32,
-        /// Position of the first key after the kept keys.
+        /// Position of the first key after the first `keep` keys.
         start: i32,
     },
-    /// A full ring buffer after the kept keys, as in [`rotating`]. Valid only for a single query,
-    /// which attends to every slot.
+    /// A full ring buffer after the first `keep` keys, as in [`rotating`]. Valid only for a single
+    /// query, because it attends to every slot.
     Any,
 }
 
@@ -137,7 +143,8 @@ pub struct KvView {
     pub offset: i32,
     /// The order of the keys.
     pub order: Order,
-    /// The number of last positions in the cache, without the kept ones; `None` if all are stored.
+    /// The number of last positions that a query attends to, without the first `keep` positions;
+    /// `None` if it attends to all.
     pub window: Option<i32>,
     /// The value of [`Caches::reach`].
     pub reach: i32,
@@ -155,14 +162,14 @@ pub enum Switch {
 /// The states of all layers for one sequence.
 ///
 /// A rotation may change with the length of the sequence (LongRoPE). A query and all keys that it
-/// attends to must have the same rotation. Therefore the caches know the length of the whole
-/// sequence, beyond the current step. So the keys do not depend on how a prompt is split into
-/// steps. The caches never mix keys of two rotations. When [`Caches::until_switch`] is 0, the
-/// caller computes the sequence again from its start.
+/// attends to must have the same rotation. So the caches record the length of the complete
+/// sequence, not only of the current step, and keys do not depend on how a prompt is split into
+/// steps. The caches never mix keys of two rotations. If [`Caches::until_switch`] is 0, the caller
+/// must compute the sequence again from its start.
 ///
-/// Rotations that change gradually are an exception. The keys of generated tokens keep the rotation
-/// of the length at which they were added, as in transformers. Such a sequence shares no keys with
-/// others.
+/// Rotations that change gradually are an exception. As in transformers, the keys of generated
+/// tokens keep the rotation for the length at which they were added. Such a sequence shares no keys
+/// with other sequences.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn LayerState>>,
@@ -176,7 +183,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Caches for layers whose rotations change as `switches` describes.
+    /// Sets how the layers' rotations depend on the length of the sequence.
     pub fn with_switches(mut self, switches: impl IntoIterator<Item = Switch>) -> Self {
         for switch in switches {
             match switch {
@@ -204,13 +211,13 @@ impl Caches {
         self
     }
 
-    /// The known length of the sequence. The caches may have fewer or more positions.
+    /// Returns the known length of the sequence. The caches may contain fewer or more positions.
     pub fn reach(&self) -> i32 {
         self.reach
     }
 
-    /// An id of the rotation that the keys have. It is the number of switches that the sequence has
-    /// passed, or the sequence's length where each position changes the rotation.
+    /// Returns an id of the keys' rotation: the number of switches that the sequence has passed. If
+    /// each position changes the rotation, the id is the sequence's length.
     pub fn stretch(&self) -> usize {
         match self.changes_gradually() {
             true => self.length().unsigned_abs() as usize,
@@ -218,25 +225,26 @@ impl Caches {
         }
     }
 
-    /// The known length of the sequence: its expected length, or the computed positions if there
-    /// are more.
+    /// Returns the known length of the sequence: its expected length, or the number of computed
+    /// positions if this is greater.
     fn length(&self) -> i32 {
         self.reach.max(offset(self))
     }
 
-    /// The number of switches that the sequence has passed.
+    /// Returns the number of switches that the sequence has passed.
     fn passed(&self) -> usize {
         let length = self.length();
         self.switches.partition_point(|&switch| switch < length)
     }
 
-    /// Whether the sequence is so long that each position changes the rotation.
+    /// Whether the sequence is longer than the length beyond which each position changes the
+    /// rotation.
     fn changes_gradually(&self) -> bool {
         self.gradual.is_some_and(|length| length < self.length())
     }
 
-    /// Whether the caches can always remove their last positions. Recurrent layers cannot. All
-    /// stages of a pipeline must remove the same positions, so the result is the same in all.
+    /// Whether the caches can always remove their last positions. False if any layer is recurrent,
+    /// also in other stages of a pipeline, because all stages must remove the same positions.
     pub fn rewinds(&self) -> bool {
         let own = || self.layers.iter();
         !self.recurrent_elsewhere && own().all(|layer| layer.as_recurrent().is_none())
@@ -297,7 +305,7 @@ impl From<Box<dyn KvCache>> for Caches {
     }
 }
 
-/// One of several sequences that a pass computes together. The tokens of all rows are packed
+/// One of several sequences that are computed in one pass. The tokens of all rows are concatenated
 /// without padding: `[1, T]`, where `T` is the sum of the lengths. Attention keeps the rows
 /// separate.
 #[derive(Debug)]
@@ -320,11 +328,11 @@ pub struct CacheOptions {
     pub bound: Option<i32>,
     /// The quantization of keys and values in layers without a window.
     pub packing: Option<Packing>,
-    /// Whether unquantized keys and values are stored as float16, whatever the compute type.
+    /// Whether unquantized keys and values are stored as float16, regardless of the compute type.
     pub half: bool,
     /// The number of last positions that every layer must be able to remove at any time. Layers
-    /// with a window store this number of additional positions. [`CacheOptions::ALL`] keeps all
-    /// positions.
+    /// with a window store this number of additional positions. With [`CacheOptions::ALL`], they
+    /// store all positions.
     pub trimmable: Option<i32>,
 }
 
@@ -339,16 +347,16 @@ pub struct Packing {
     pub start: i32,
 }
 
-/// The number of first positions that a bounded cache keeps. Attention puts weight on these
-/// positions, and models fail without them (Xiao et al. 2023). If the limit is very small, none are
-/// kept.
+/// The number of first positions that a bounded cache never drops. Attention puts much weight on
+/// these positions, and models fail without them (Xiao et al. 2023). A cache with a very small
+/// bound drops them, too.
 const KEPT: i32 = 4;
 
 impl CacheOptions {
-    /// Value of [`CacheOptions::trimmable`] with which no position is ever dropped.
+    /// The value of [`CacheOptions::trimmable`] with which no position is ever dropped.
     pub const ALL: i32 = i32::MAX;
 
-    /// An empty cache for a layer with a window of `window` positions.
+    /// Creates an empty cache for a layer with a window of `window` positions.
     pub fn cache(&self, window: Option<i32>) -> Box<dyn KvCache> {
         let (size, keep) = match (window, self.bound) {
             (Some(window), bound) => (bound.map_or(window, |bound| bound.min(window)), 0),
@@ -368,20 +376,21 @@ impl CacheOptions {
         }
     }
 
-    /// An empty cache for a layer whose queries attend only to their chunk of `chunk` positions.
+    /// Creates an empty cache for a layer whose queries attend only to their chunk of `chunk`
+    /// positions.
     pub fn chunk_cache(&self, chunk: i32) -> Box<dyn KvCache> {
         if self.trimmable == Some(Self::ALL) {
             return Box::new(InPlaceCache::new().with_half(self.half));
         }
-        // The mask finds a chunk by the order of the keys. A ring buffer has no order, so it cannot
-        // be used.
+        // The mask needs keys in order to find a chunk's keys. A ring buffer has no order, so it
+        // cannot be used.
         let size = self.bound.map_or(chunk, |bound| bound.min(chunk));
         let spare = self.trimmable.unwrap_or(0);
         Box::new(WindowedCache::new(size, 0, spare).with_half(self.half))
     }
 }
 
-/// An empty cache for packed positions, of our kernels if they run.
+/// Creates an empty cache for packed positions, written by our kernels if they are enabled.
 fn packed_cache(packing: Packing) -> Box<dyn KvCache> {
     let kernels = exec::on_kernels().unwrap_or(false);
     match InPlaceCache::with_packing(packing).filter(|_| kernels) {
@@ -390,7 +399,7 @@ fn packed_cache(packing: Packing) -> Box<dyn KvCache> {
     }
 }
 
-/// The layer's cache as one into which our kernels can write, if the layer has such a cache.
+/// Returns the layer's cache if our kernels can write to it.
 pub fn in_place(layer: &mut Box<dyn LayerState>) -> Option<&mut InPlaceCache> {
     layer.as_kv_mut()?.in_place_mut()
 }
@@ -403,12 +412,13 @@ pub fn eval_caches(caches: &Caches) -> Result<()> {
     eval(caches.iter().flat_map(|c| c.arrays()))
 }
 
-/// The position of the next token.
+/// Returns the position of the next token.
 pub fn offset(caches: &Caches) -> i32 {
     caches.first().map_or(0, |c| c.offset())
 }
 
-/// Removes the last `n` positions in all layers, or in none.
+/// Removes the last `n` positions in all layers and returns true, or changes nothing and returns
+/// false.
 pub fn trim(caches: &mut Caches, n: i32) -> bool {
     if caches.iter().all(|c| c.can_trim(n)) {
         caches.iter_mut().all(|c| c.trim(n))
@@ -417,7 +427,7 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
     }
 }
 
-/// Whether `caches` can replace `others`: each layer has the same kind, and the stretch is equal.
+/// Whether `caches` can replace `others`: all layers have equal kinds, and the rotations are equal.
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
     caches.len() == others.len()
         && caches.stretch() == others.stretch()
@@ -428,12 +438,13 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
             .all(|(a, b)| a.kind() == b.kind())
 }
 
-/// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to `n`.
+/// Returns a separate copy of the first `n` positions. `None` if a layer cannot be truncated to
+/// `n`.
 pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
     copy_with(caches, n, &[])
 }
 
-/// The layer's part of a checkpoint.
+/// Returns the layer's state in a checkpoint; `None` if the checkpoint has none for it.
 fn part_of(parts: &[Option<Box<dyn LayerState>>], layer: usize) -> Option<&dyn LayerState> {
     parts.get(layer)?.as_deref()
 }
@@ -444,7 +455,7 @@ fn can_copy_with(caches: &Caches, n: i32, parts: &[Option<Box<dyn LayerState>>])
     layers.all(|(i, layer)| layer.can_copy_to(n, part_of(parts, i)))
 }
 
-/// As [`copy_prefix`], with `parts` for the layers that cannot be truncated.
+/// Copies as [`copy_prefix`], with the checkpoint `parts` for layers that cannot be truncated.
 fn copy_with(
     caches: &Caches,
     n: i32,
@@ -482,13 +493,13 @@ fn copy_with(
     }))
 }
 
-/// An array in another type. Values beyond the range of float16 become its greatest value.
+/// Converts an array to another type. Values beyond the range of float16 become its greatest value.
 fn cast(a: &Array, dtype: Dtype) -> Result<Array> {
     if dtype != Dtype::Float16 || a.dtype() == dtype {
         return a.astype(dtype);
     }
     let most = f32::from(half::f16::MAX);
-    // bfloat16 has too few digits for the bound.
+    // bfloat16 cannot represent the greatest float16 value, so the limit is applied in float32.
     let wide = a.astype(Dtype::Float32)?;
     wide.clip(Some(&Array::scalar(-most)?), Some(&Array::scalar(most)?))?
         .astype(dtype)

@@ -23,7 +23,7 @@ impl PairState {
     }
 }
 
-/// The parts of a checkpoint for both states. It has no keys if they can be trimmed.
+/// Splits a checkpoint into the parts for both states. It contains no keys if they can be trimmed.
 fn parts(part: Option<&dyn LayerState>) -> (Option<&dyn LayerState>, Option<&dyn LayerState>) {
     let keys = part.and_then(|part| part.as_kv());
     let state = part.and_then(|part| part.as_recurrent());
@@ -77,7 +77,7 @@ impl LayerState for PairState {
     }
 
     fn checkpoint(&self, positions: i32) -> Result<Option<Box<dyn LayerState>>> {
-        // Keys that can be trimmed would only cost memory.
+        // If the keys can be trimmed, a copy of them would only waste memory.
         match self.keys.keeps_all(positions) {
             true => self.state.checkpoint(positions),
             false => self.copy().map(Some),
@@ -147,7 +147,7 @@ impl LayerState for PairState {
                 })
                 .collect(),
         };
-        // The kind of the file's keys has their type.
+        // The kind in the file, not this state's kind, gives the element type of the keys.
         let state = self.state.kind();
         let keys = snapshot.kind.strip_suffix(&format!("+{state}"));
         let keys = keys.map_or_else(|| self.keys.kind(), str::to_owned);
@@ -217,7 +217,7 @@ mod tests {
         let mut fresh = empty();
         assert!(fresh.restore(broken).is_err() && fresh.is_empty());
         assert!(fresh.as_kv().unwrap().is_empty(), "nothing of it is kept");
-        // A prefix includes the recurrent state, so it can only be used as a whole.
+        // A prefix includes the recurrent state, so it can only be used completely.
         let caches = Caches::from(Box::new(pair) as Box<dyn LayerState>);
         let prefix = copy_prefix(&caches, 2).unwrap().unwrap();
         assert_eq!(sum(prefix[0].as_ref()), [7.0; 3]);

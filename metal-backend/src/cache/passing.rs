@@ -1,5 +1,5 @@
-//! A cache that stores nothing. Queries attend to the keys and values of the same pass, so
-//! gradients flow through keys and values. Training and scoring of whole texts use it.
+//! A cache that stores nothing, for training and for scoring of complete texts. Queries attend to
+//! the keys and values of the same pass, so gradients flow through keys and values.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub fn caches(rows: usize, layers: usize) -> Vec<Caches> {
     (0..rows).map(|_| row()).collect()
 }
 
-/// Rows of these lengths, each with its caches.
+/// Creates rows of these lengths, each with its caches.
 pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
     let pairs = lengths.iter().zip(caches);
     pairs
@@ -26,7 +26,7 @@ pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
         .collect()
 }
 
-/// The view of the pass's own keys and values.
+/// Returns a view of the pass's own keys and values.
 fn passed(keys: &Array, values: &Array) -> KvView {
     KvView {
         keys: Stored::Plain(keys.clone()),
@@ -38,10 +38,10 @@ fn passed(keys: &Array, values: &Array) -> KvView {
     }
 }
 
-/// The keys and values of a view, as arguments of a differentiated function.
+/// Returns the keys and values of a view, as arguments of a differentiated function.
 ///
 /// # Errors
-/// If keys or values are quantized. A pass's own keys never are.
+/// If keys or values are quantized, which those of a [`PassingCache`] never are.
 pub fn both(view: &KvView) -> Result<[Array; 2]> {
     match (&view.keys, &view.values) {
         (Stored::Plain(keys), Stored::Plain(values)) => Ok([keys.clone(), values.clone()]),
@@ -53,7 +53,7 @@ pub fn both(view: &KvView) -> Result<[Array; 2]> {
     }
 }
 
-/// Views made of keys and values in the order of [`both`].
+/// Creates views from keys and values in the order of [`both`].
 pub fn views(all: &[Array]) -> Vec<KvView> {
     let pairs = all.chunks_exact(2);
     pairs.map(|pair| passed(&pair[0], &pair[1])).collect()

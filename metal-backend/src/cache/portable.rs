@@ -1,5 +1,5 @@
-//! The content of a cache in a form that does not depend on the cache's implementation: positions
-//! in order. Files of other programs store caches in this form.
+//! The content of a cache, independent of the cache's implementation: positions in order. Files of
+//! other programs store caches in this form.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ pub enum Portable {
     },
 }
 
-/// The properties that all caches of a layer share, for any sequence.
+/// The properties that are equal in all caches of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The number of heads.
@@ -64,7 +64,7 @@ impl Layout {
     }
 }
 
-/// Heads, positions and width of an array with one row.
+/// Returns heads, positions and width of an array with one row.
 fn sizes(array: &Array) -> Result<[i32; 3]> {
     match array.shape() {
         [1, heads, positions, width] => Ok([*heads, *positions, *width]),
@@ -101,10 +101,10 @@ impl Portable {
         Ok(offset)
     }
 
-    /// The layout of the layer's caches.
+    /// Returns the layout of the layer's caches.
     ///
     /// # Errors
-    /// As [`Self::offset`].
+    /// The errors of [`Self::offset`].
     pub fn layout(&self) -> Result<Layout> {
         let (keys, values, dtype) = match self {
             Self::All { keys, values } | Self::Recent { keys, values, .. } => {
@@ -133,7 +133,7 @@ impl Portable {
         })
     }
 
-    /// Converts the arrays to another type; quantized codes stay unchanged. Values beyond the range
+    /// Converts the arrays to another type; quantized codes do not change. Values beyond the range
     /// of float16 become its greatest value.
     pub fn cast(self, dtype: Dtype) -> Result<Self> {
         let packed = |q: Quantized| -> Result<Quantized> {
@@ -168,7 +168,7 @@ impl Portable {
         })
     }
 
-    /// An error message about a mismatch; `needed` describes the expected cache.
+    /// Returns an error message about a mismatch; `needed` describes the expected cache.
     pub fn refused(&self, needed: &str) -> String {
         let actual = match self {
             Self::All { .. } => {
@@ -186,7 +186,7 @@ impl Portable {
     }
 }
 
-/// The valid part of quantized keys or values.
+/// Returns the first `to` positions of quantized keys or values.
 pub(super) fn packed_range(q: &Quantized, to: i32) -> Result<Quantized> {
     map(q, |a| a.slice_axis(2, 0, to))
 }

@@ -6,17 +6,17 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::cache::checkpoint::{Cut, can_trim_anywhere};
 use crate::cache::{self, Caches, Checkpoints};
 
-/// The memory limit in bytes. Beyond it, the least recently used caches are dropped.
+/// The memory limit in bytes. The least recently used caches are dropped first.
 const BYTES: usize = 2 << 30;
 
-/// The part of the memory that checkpoints of running requests may use.
+/// Checkpoints of running requests may use `1 / CHECKPOINTS` of this memory.
 const CHECKPOINTS: usize = 4;
 
-/// A copy costs one operation per layer, and array caches copy their whole capacity. So skip a copy
-/// when less than 1/64 of the cached tokens is shared.
+/// A copy costs one operation per layer, and array caches copy their complete capacity. So caches
+/// are copied only if at least 1/64 of their tokens is shared.
 const MOST_BESIDE: usize = 64;
 
-/// Whether a copy of `n` tokens is worthwhile from caches that have `cached` tokens.
+/// Whether it is worthwhile to copy `n` tokens from caches that have `cached` tokens.
 pub fn worth_copying(n: usize, cached: usize) -> bool {
     n.saturating_mul(MOST_BESIDE) >= cached
 }
@@ -25,8 +25,8 @@ pub fn worth_copying(n: usize, cached: usize) -> bool {
 ///
 /// Keys and values are valid only for the adapter that computed them. An epoch counts the changes
 /// of the adapter. A request reads the epoch before it computes anything, and passes this epoch to
-/// every take and put. These calls compare epochs under the lock that [`Prefixes::renew`] also
-/// locks. So a request never receives caches of another adapter.
+/// each call that takes or stores caches. These calls compare epochs under the lock that
+/// [`Prefixes::renew`] also holds. So a request never receives caches of another adapter.
 #[derive(Debug)]
 pub struct Prefixes {
     store: Mutex<Store>,
@@ -48,20 +48,20 @@ struct Entry {
     salt: Option<String>,
     tokens: Vec<u32>,
     caches: Caches,
-    /// For caches that cannot be trimmed to each prefix.
+    /// Checkpoints, for caches that cannot be trimmed to every length.
     checkpoints: Checkpoints,
-    /// Of caches and checkpoints.
+    /// Bytes of caches and checkpoints.
     bytes: usize,
 }
 
 impl Entry {
-    /// The longest beginning of a prompt to which the caches can be cut, if they are of the right
-    /// kind.
+    /// Returns the cut to the longest prefix of a prompt to which the caches can be truncated, if
+    /// their kinds match `like`.
     fn cut(&self, salt: Option<&str>, prompt: &[u32], like: &Caches) -> Option<Cut<'_>> {
         if self.salt.as_deref() != salt || !cache::alike(&self.caches, like) {
             return None;
         }
-        // At least one token is left to compute, because its pass gives the first logits.
+        // The last token is never taken from a cache, because its pass computes the first logits.
         let n = common(&self.tokens, prompt).min(prompt.len().saturating_sub(1));
         self.checkpoints.cut(&self.caches, n)
     }
@@ -78,13 +78,13 @@ pub struct Found {
     pub checkpoints: Checkpoints,
 }
 
-/// The length of the common prefix of two sequences.
+/// Returns the length of the common prefix of two sequences.
 pub fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 impl Prefixes {
-    /// Keeps at most `slots` finished requests and 2 GiB. An entry larger than 2 GiB is kept alone.
+    /// Limits the store to `slots` finished requests and 2 GiB. A single entry may exceed 2 GiB.
     pub fn new(slots: usize) -> Self {
         Self {
             store: Mutex::default(),
@@ -97,27 +97,27 @@ impl Prefixes {
         self.store.lock()
     }
 
-    /// The number of adapter changes. A request must read it before it computes anything.
+    /// Returns the number of adapter changes. A request must read it before it computes anything.
     pub fn epoch(&self) -> u64 {
         self.store().epoch
     }
 
-    /// The memory limit for the checkpoints of all running requests together, in bytes; `None` if
-    /// nothing is kept, so that checkpoints are of no use.
+    /// Returns the memory limit for the checkpoints of all running requests together, in bytes;
+    /// `None` if no caches are stored, because checkpoints are then useless.
     pub fn checkpoint_bytes(&self) -> Option<usize> {
         (self.slots > 0).then_some(self.bytes / CHECKPOINTS)
     }
 
     /// Begins an epoch, and drops the caches of the previous epoch. Call it after the adapter
-    /// changed. A request that starts between the change and this call belongs to the old epoch and
-    /// stores nothing.
+    /// changed. A request that starts between the change and this call belongs to the old epoch, so
+    /// it stores nothing.
     pub fn renew(&self) {
         let mut store = self.store();
         store.epoch += 1;
         store.entries.clear();
     }
 
-    /// The number of tokens that [`Self::take_salted`] would give.
+    /// Returns the number of tokens that [`Self::take_salted`] would return.
     pub fn reach_salted(
         &self,
         (epoch, salt): (u64, Option<&str>),
@@ -133,7 +133,7 @@ impl Prefixes {
         usable.max().unwrap_or(0)
     }
 
-    /// The number of tokens of an entry that a prompt can use.
+    /// Returns the number of tokens of an entry that a prompt can use.
     fn usable(&self, entry: &Entry, salt: Option<&str>, prompt: &[u32], like: &Caches) -> usize {
         let n = entry.cut(salt, prompt, like).map_or(0, |cut| cut.tokens);
         match self.slots <= 1 || worth_copying(n, entry.tokens.len()) {
@@ -142,15 +142,16 @@ impl Prefixes {
         }
     }
 
-    /// The caches with the longest common prefix with `prompt`, cut to that length, and the length.
-    /// Caches that cannot be trimmed are cut to a checkpoint. Only caches of the same kinds and
-    /// sequence as `like` match. With an outdated `epoch` there are none.
+    /// Returns the caches with the longest common prefix with `prompt`, truncated to that prefix,
+    /// and its length. Caches that cannot be trimmed are truncated to a checkpoint. Caches match
+    /// only if their kinds and their rotation equal those of `like`. Returns `None` for an outdated
+    /// `epoch`.
     ///
-    /// If the prompt continues an entry as a whole, the entry is removed. The request later stores
-    /// the longer caches, or loses them if it fails. Otherwise the request receives a copy, so that
-    /// several conversations with the same system prompt each keep their caches. With a single
-    /// slot, the entry is removed in any case, because the request's own caches will replace it.
-    /// Entries with a recurrent state always stay.
+    /// If the prompt continues all tokens of an entry, the entry is removed. The request later
+    /// stores the longer caches, or loses them if it fails. Otherwise the request receives a copy,
+    /// so that several conversations with the same system prompt each keep their caches. With a
+    /// single slot, the entry is removed in any case, because the request's own caches will replace
+    /// it. Entries with a recurrent state are never removed.
     ///
     /// Only caches stored with the same salt match.
     pub fn take_salted(
@@ -175,8 +176,8 @@ impl Prefixes {
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
         let cut = entry.cut(salt, prompt, like)?;
         let rewinds = entry.caches.rewinds();
-        // A recurrent state cannot be cut back to this prefix later, so the entry stays for other
-        // prompts. A copy of the state costs no memory until the copy advances.
+        // A recurrent state cannot be truncated to this prefix later, so the entry remains for
+        // other prompts. A copy of the state uses no memory until the copy advances.
         if !cut.is_plain() || !rewinds || (surplus > 0 && self.slots > 1) {
             let copy = cut.copy(&entry.caches);
             let checkpoints = entry.checkpoints.up_to(n);
@@ -198,9 +199,9 @@ impl Prefixes {
     }
 
     /// Stores the caches of `tokens` with their checkpoints, computed by a request that began in
-    /// `epoch`. Beyond the limits, the least recently used entries are dropped. Entries whose
-    /// tokens are a prefix of `tokens` are dropped too, unless the new caches cannot be cut back to
-    /// that prefix. An outdated `epoch` stores nothing.
+    /// `epoch`. Beyond the limits, drops the least recently used entries. Also drops entries whose
+    /// tokens are a prefix of `tokens`, if the new caches can be truncated to that prefix. Stores
+    /// nothing for an outdated `epoch`.
     pub fn put_with(
         &self,
         (epoch, salt): (u64, Option<&str>),
@@ -241,12 +242,12 @@ impl Prefixes {
         }
     }
 
-    /// As [`Prefixes::put_with`], without checkpoints.
+    /// Stores as [`Prefixes::put_with`], without checkpoints.
     pub fn put_salted(&self, of: (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
         self.put_with(of, tokens, caches, Checkpoints::default());
     }
 
-    /// As [`Prefixes::put_salted`], without a salt.
+    /// Stores as [`Prefixes::put_salted`], without a salt.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         self.put_salted((epoch, None), tokens, caches);
     }
@@ -257,7 +258,7 @@ impl Prefixes {
         !entries.is_empty()
     }
 
-    /// Drops all entries, and stores nothing from now on.
+    /// Drops all entries, and makes later calls store nothing.
     pub fn close(&self) {
         let mut store = self.store();
         store.closed = true;
@@ -313,12 +314,12 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.put(0, vec![1, 9], filled(2));
         assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
-        // Partial matches must be copies, for any number of prompts.
+        // A prompt that shares only a part must receive a copy, for any number of prompts.
         for last in [3, 4, 5] {
             let (caches, n) = prefixes.take(0, &[1, 2, last], &filled(0)).unwrap();
             assert_eq!((n, cache::offset(&caches)), (2, 2));
         }
-        // A continuation must remove the whole entry, so that only one request gets it.
+        // A prompt that continues the entry must remove it, so that only one request receives it.
         let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
         assert_eq!((n, cache::offset(&caches)), (3, 3));
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
@@ -364,7 +365,7 @@ mod tests {
         assert!(prefixes.take(0, &[2, 2, 9], &filled(0)).is_none(), "gone");
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_some());
         assert!(prefixes.take(0, &[3, 3, 9], &filled(0)).is_some());
-        // An entry above the limit must be kept alone, because it is the running conversation.
+        // A single entry above the limit must be kept, because it is the running conversation.
         prefixes.put(0, vec![4; 300], filled(300));
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_none());
         let (next, like) = (
@@ -422,7 +423,8 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3, 4, 5], filled(5).for_sequence(5));
         assert!(prefixes.take(0, &[1, 2, 3, 4], &like(4)).is_none());
         let (caches, n) = prefixes.take(0, &[1, 2, 9, 9, 9], &like(5)).unwrap();
-        // Caches cut below the switch must still belong to the long sequence.
+        // Caches that are truncated below the switch must still have the rotation of the long
+        // sequence.
         assert_eq!(
             (n, caches.stretch(), caches.until_switch()),
             (2, 1, i32::MAX)
@@ -455,7 +457,8 @@ mod tests {
         let prefixes = Prefixes::new(3);
         let like = recurrent(0);
         prefixes.put(0, vec![1, 2, 3], recurrent(3));
-        // An entry matches neither in part, nor as a whole when no token remains to be computed.
+        // An entry must not match if only a part is shared, or if no token would remain to be
+        // computed.
         assert!(prefixes.take(0, &[1, 2, 9], &like).is_none());
         assert!(prefixes.take(0, &[1, 2, 3], &like).is_none());
         for last in [4, 5] {
@@ -465,7 +468,7 @@ mod tests {
         }
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4, 6], &like).unwrap();
         assert_eq!(n, 4, "the longest");
-        // Equal tokens must replace the entry. One more entry must drop the oldest.
+        // Equal tokens must replace the entry, and a further entry must drop the oldest.
         prefixes.put(0, vec![1, 2, 3, 5], recurrent(4));
         prefixes.put(0, vec![7], recurrent(1));
         assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());

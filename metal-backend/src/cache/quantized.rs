@@ -1,7 +1,7 @@
 //! The quantized KV cache. Keys and values are quantized in groups of a head's elements, and stored
-//! in chunks. The first positions may stay unquantized; all positions beyond a set length are
-//! quantized. MLX's operations write and read it. For our kernels, [`InPlaceCache`] stores the same
-//! numbers in another layout.
+//! in chunks. A short sequence may stay unquantized; beyond a set length, all positions are
+//! quantized. MLX's operations write and read this cache. For our kernels, [`InPlaceCache`] stores
+//! the same codes in another layout.
 //!
 //! [`InPlaceCache`]: super::InPlaceCache
 
@@ -32,7 +32,7 @@ enum Store {
 }
 
 impl QuantizedCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(packing: Packing) -> Self {
         Self {
             packing,
@@ -40,7 +40,7 @@ impl QuantizedCache {
         }
     }
 
-    /// The contents of a cache of our kernels.
+    /// Converts the contents of a cache of our kernels.
     pub(super) fn from_rows(packing: Packing, rows: &ChunkedCache) -> Result<Self> {
         let store = match (rows.packing, rows.valid()?) {
             (Some(kv), Some((keys, values))) if rows.offset > 0 => Store::Packed {
@@ -54,8 +54,8 @@ impl QuantizedCache {
         Ok(Self { packing, store })
     }
 
-    /// The contents in the layout of our kernels, which `kv` describes. Unquantized positions stay
-    /// so.
+    /// Returns the contents in our kernels' layout, which `kv` describes. Unquantized positions
+    /// remain unquantized.
     pub(super) fn to_rows(&self, kv: KvPacking) -> Result<ChunkedCache> {
         match &self.store {
             Store::Plain(plain) => Ok(plain.clone()),

@@ -1,8 +1,9 @@
-//! The state of a recurrent layer: named arrays of fixed shape. Memory does not depend on the
+//! The state of a recurrent layer: named arrays of fixed shape. Its memory does not depend on the
 //! number of positions. The layer defines the meaning of the arrays.
 //!
-//! A state does not contain earlier states, so it cannot be rewound. Therefore a prefix is reused
-//! only as a whole or up to a checkpoint (`checkpoint.rs`), and speculative decoding is refused.
+//! A state does not contain earlier states, so it cannot be rewound. Therefore a prefix can be
+//! reused only completely or up to a checkpoint (`checkpoint.rs`), and speculative decoding is an
+//! error.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ pub struct StatePart {
 }
 
 impl StatePart {
-    /// An array of `shape` for each row, in float32. A state accumulates over the whole sequence,
-    /// and 16-bit floats would lose small terms.
+    /// Creates an array of `shape` per row, in float32: a state accumulates over the complete
+    /// sequence, and 16-bit floats would lose small terms.
     pub fn new(name: &'static str, shape: &[i32]) -> Self {
         Self {
             name,
@@ -30,15 +31,15 @@ impl StatePart {
         }
     }
 
-    /// Sets another type. This suits parts that do not accumulate, such as the last inputs of a
-    /// convolution.
+    /// Sets another type. This is suitable for arrays that do not accumulate, such as the last
+    /// inputs of a convolution.
     #[cfg(test)]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// The shape for `rows` rows.
+    /// Returns the shape for `rows` rows.
     fn rows(&self, rows: i32) -> Vec<i32> {
         [&[rows], self.shape.as_slice()].concat()
     }
@@ -49,14 +50,14 @@ impl StatePart {
         *first == rows && rest == self.shape && array.dtype() == self.dtype
     }
 
-    /// The size of one row's part in bytes.
+    /// Returns the bytes of this part for one row.
     fn nbytes(&self) -> usize {
         let elements = self.shape.iter().map(|d| d.unsigned_abs() as usize);
         elements.fold(self.dtype.size(), usize::saturating_mul)
     }
 }
 
-/// The parts of one layer's state. All rows share the layout.
+/// The layout of one layer's state, which all rows share.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StateLayout {
     kind: String,
@@ -64,7 +65,7 @@ pub struct StateLayout {
 }
 
 impl StateLayout {
-    /// The layout of a layer with this name, such as `mlstm`.
+    /// Creates the layout of a layer with this name, such as `mlstm`.
     pub fn new(name: &str, parts: Vec<StatePart>) -> Arc<Self> {
         let mut kind = name.to_owned();
         for part in &parts {
@@ -74,12 +75,12 @@ impl StateLayout {
         Arc::new(Self { kind, parts })
     }
 
-    /// The size of one row's state in bytes.
+    /// Returns the bytes of one row's state.
     pub fn nbytes(&self) -> usize {
         self.parts.iter().map(StatePart::nbytes).sum()
     }
 
-    /// The state of `rows` rows before their first position: zeros.
+    /// Returns the state of `rows` rows before their first position: zeros.
     ///
     /// # Errors
     /// If memory runs out.
@@ -88,7 +89,7 @@ impl StateLayout {
         self.parts.iter().map(zero).collect()
     }
 
-    /// Refuses arrays that do not match this layout for `rows` rows.
+    /// Returns an error for arrays that do not match this layout for `rows` rows.
     fn check(&self, arrays: &[Array], rows: i32) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, "state", message);
         if arrays.len() != self.parts.len() {
@@ -124,7 +125,7 @@ pub struct RecurrentState {
 }
 
 impl RecurrentState {
-    /// The state before the first position.
+    /// Creates the state before the first position.
     pub fn new(layout: &Arc<StateLayout>) -> Self {
         Self {
             layout: Arc::clone(layout),
@@ -133,7 +134,7 @@ impl RecurrentState {
         }
     }
 
-    /// The current arrays, `[1, ..]` each, in the layout's order.
+    /// Returns the current arrays, `[1, ..]` each, in the layout's order.
     ///
     /// # Errors
     /// If memory runs out.
@@ -144,7 +145,7 @@ impl RecurrentState {
         }
     }
 
-    /// Replaces the arrays by those after `length` more positions.
+    /// Replaces the arrays by the arrays after `length` more positions.
     ///
     /// # Errors
     /// If the arrays do not match the layout.
@@ -155,7 +156,7 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The states of several rows, concatenated: `[rows, ..]` each.
+    /// Concatenates the states of several rows: `[rows, ..]` each.
     ///
     /// # Errors
     /// If the states' layouts differ, or memory runs out.
@@ -178,7 +179,7 @@ impl RecurrentState {
             .collect()
     }
 
-    /// The state of one row in the result of [`Self::merge`].
+    /// Returns the state of one row from the result of [`Self::merge`].
     ///
     /// # Errors
     /// If the row does not exist.

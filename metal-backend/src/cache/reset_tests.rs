@@ -1,5 +1,5 @@
-//! Tests that a reset state equals the state of a new sequence: it frees its memory, and the
-//! following results are equal.
+//! Tests that a reset state equals the state of a new sequence: it frees its memory, and later
+//! results are equal.
 
 use mlx_rs_core::Array;
 

@@ -2,8 +2,8 @@
 //! full, it grows like the unbounded cache. Then each new position overwrites the oldest one (ring
 //! buffer).
 //!
-//! A query at position `p` attends to the first `keep` positions and to positions after `p - (size
-//! - keep)`. This does not depend on the prefill step size.
+//! A query at position `p` attends to positions `k < keep` and `k > p - (size - keep)`. This does
+//! not depend on the prefill step size.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -13,8 +13,8 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
 pub struct RotatingCache {
-    /// In order until the cache is full. In a full cache, position `p` beyond the kept ones is in
-    /// slot `keep + (p - keep) % (size - keep)`, and `inner.offset` is unused.
+    /// In order until the cache is full. In a full cache, position `p >= keep` is in slot `keep +
+    /// (p - keep) % (size - keep)`, and `inner.offset` is unused.
     inner: ChunkedCache,
     size: i32,
     keep: i32,
@@ -22,8 +22,8 @@ pub struct RotatingCache {
 }
 
 impl RotatingCache {
-    /// An empty cache of `size` positions. The first `keep` positions are never dropped. The ring
-    /// has at least one slot.
+    /// Creates an empty cache of `size` positions. The first `keep` positions are never dropped.
+    /// The ring has at least one slot.
     pub fn new(size: i32, keep: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -34,7 +34,7 @@ impl RotatingCache {
         }
     }
 
-    /// The cache with elements in float16 if `half`.
+    /// Makes the cache store float16 if `half`.
     pub fn with_half(mut self, half: bool) -> Self {
         self.inner = self.inner.with_half(half);
         self
@@ -45,12 +45,12 @@ impl RotatingCache {
         self.size - self.keep
     }
 
-    /// The slot of position `p` in a full cache.
+    /// Returns the slot of position `p` in a full cache.
     fn slot(&self, p: i32) -> i32 {
         self.keep + (p - self.keep).rem_euclid(self.ring())
     }
 
-    /// All stored positions in order: the kept positions, and the rest.
+    /// Returns all stored positions in order: the first `keep` positions, and the later ones.
     fn ordered(&self, buffer: &Array) -> Result<(Array, Array)> {
         let prefix = buffer.slice_axis(2, 0, self.keep.min(self.offset))?;
         if self.offset <= self.size {
@@ -79,7 +79,7 @@ impl RotatingCache {
             }
             Some(old) => {
                 let (prefix, rest) = self.ordered(old)?;
-                // Besides its own position, the first query attends to at most `ring - 1` older
+                // The first query attends to its own position and to at most `ring - 1` earlier
                 // positions.
                 let n = rest.dim(2)?;
                 let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
@@ -100,8 +100,8 @@ impl RotatingCache {
         Ok((all, self.stored(&prefix, &tail, end)?))
     }
 
-    /// The buffer of a full cache after `end` positions, built from the kept positions `prefix` and
-    /// the ring's last positions `tail`.
+    /// Returns the buffer of a full cache after `end` positions, built from the first `keep`
+    /// positions `prefix` and the ring's last positions `tail`.
     fn stored(&self, prefix: &Array, tail: &Array, end: i32) -> Result<Array> {
         let ring = self.ring();
         // The oldest position of `tail` is `end - ring`.
@@ -116,7 +116,7 @@ impl RotatingCache {
         )
     }
 
-    /// The buffer that stores `all`, the keys or values in order.
+    /// Returns the buffer that stores `all`, the keys or values in order.
     fn buffer(&self, all: &Array, end: i32) -> Result<Array> {
         let length = all.dim(2)?;
         if end <= self.size {
@@ -206,7 +206,8 @@ impl KvCache for RotatingCache {
         let words = |e: mlx_rs_core::Error| e.to_string();
         let offset = portable.offset().map_err(words)?;
         let (keys, values) = match &portable {
-            // A plain window does not need the positions before it.
+            // Without kept first positions, only the last positions are needed, and `All` contains
+            // them.
             Portable::All { keys, values } if self.keep == 0 => (keys, values),
             Portable::Recent {
                 keys,
@@ -304,7 +305,7 @@ mod tests {
     use super::*;
     use mlx_rs_core::Dtype;
 
-    /// By definition, the positions that the last query of a step attends to.
+    /// Returns the positions that the query at `p` attends to, by definition.
     fn expected(p: i32, size: i32, keep: i32) -> Vec<i32> {
         (0..=p)
             .filter(|&k| k < keep || k > p - (size - keep))

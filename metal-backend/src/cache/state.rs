@@ -9,11 +9,12 @@ use super::{InPlaceCache, KvView, Portable, RecurrentState};
 
 /// The state of one layer for one row (`B` is 1 except in tests).
 pub trait LayerState: std::fmt::Debug + Send {
-    /// The number of positions that the layer has processed, which is the position of the next
-    /// token.
+    /// Returns the number of positions that the layer has processed, which is the position of the
+    /// next token.
     fn offset(&self) -> i32;
 
-    /// The number of stored positions: all processed ones, or at most the size of a bounded cache.
+    /// Returns the number of stored positions: all processed positions, or at most the size of a
+    /// bounded cache.
     #[cfg_attr(
         not(test),
         allow(dead_code, reason = "tests count what bounded caches hold")
@@ -30,13 +31,13 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Resets to the state of a new sequence.
     fn reset(&mut self);
 
-    /// Announces the expected total number of positions, so that memory can be allocated at once.
+    /// Announces the expected total number of positions, so that memory can be allocated once.
     fn expect(&mut self, _positions: i32) {}
 
-    /// The arrays of the state. Each step evaluates them, so that no graph is retained.
+    /// Returns the arrays of the state. Each step evaluates them, so that no graph is retained.
     fn arrays(&self) -> Vec<&Array>;
 
-    /// Bytes of memory in use.
+    /// Returns the bytes of memory in use.
     fn nbytes(&self) -> usize {
         self.arrays().iter().map(|a| a.nbytes()).sum()
     }
@@ -51,11 +52,11 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Whether the state of a sequence of `positions` positions can be trimmed to any length.
     fn keeps_all(&self, positions: i32) -> bool;
 
-    /// An independent copy. Where possible, both share memory until one of them writes.
+    /// Returns an independent copy. If possible, both share memory until one of them writes.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
 
-    /// A copy of what a later trim cannot restore, if the sequence is expected to reach `positions`
-    /// positions; `None` if a trim restores everything.
+    /// Returns a copy of the state if trimming cannot restore it, for a sequence that is expected
+    /// to reach `positions` positions; `None` if trimming suffices.
     fn checkpoint(&self, positions: i32) -> Result<Option<Box<dyn LayerState>>> {
         match self.keeps_all(positions) {
             true => Ok(None),
@@ -69,9 +70,9 @@ pub trait LayerState: std::fmt::Debug + Send {
         surplus >= 0 && (self.can_trim(surplus) || part.is_some_and(|part| part.offset() == n))
     }
 
-    /// An independent copy of the first `n` positions. If the state cannot be trimmed, it is a copy
-    /// of `part`, which [`Self::checkpoint`] returned at position `n`. `None` if neither is
-    /// possible.
+    /// Returns an independent copy of the first `n` positions. If the state cannot be trimmed,
+    /// copies `part`, which [`Self::checkpoint`] returned at position `n`. Returns `None` if
+    /// neither is possible.
     fn copy_to(
         &self,
         n: i32,
@@ -88,10 +89,10 @@ pub trait LayerState: std::fmt::Debug + Send {
         Ok(copy.trim(surplus).then_some(copy))
     }
 
-    /// The kind with its settings. States of equal kind are interchangeable.
+    /// Returns the kind with its settings. States of equal kind are interchangeable.
     fn kind(&self) -> String;
 
-    /// The content in the form of a file.
+    /// Returns the content as stored in files.
     fn snapshot(&self) -> Result<Snapshot>;
 
     /// Restores a snapshot into an empty state of the same kind.
@@ -100,22 +101,22 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// A message that describes the mismatch.
     fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
 
-    /// This state as a KV cache; `None` for other kinds.
+    /// Returns this state as a KV cache; `None` for other kinds.
     fn as_kv(&self) -> Option<&dyn KvCache> {
         None
     }
 
-    /// This state as a KV cache; `None` for other kinds.
+    /// Returns this state as a KV cache; `None` for other kinds.
     fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
         None
     }
 
-    /// This state as a recurrent state of fixed size; `None` for other kinds.
+    /// Returns this state as a recurrent state of fixed size; `None` for other kinds.
     fn as_recurrent(&self) -> Option<&RecurrentState> {
         None
     }
 
-    /// This state as a recurrent state of fixed size; `None` for other kinds.
+    /// Returns this state as a recurrent state of fixed size; `None` for other kinds.
     fn as_recurrent_mut(&mut self) -> Option<&mut RecurrentState> {
         None
     }
@@ -126,13 +127,13 @@ pub trait KvCache: LayerState {
     /// Appends keys and values `[B, Hkv, L, D]` and returns the view that their queries attend to.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
-    /// The content in the form that other programs' files use; `None` if empty.
+    /// Returns the content in the form of other programs' files; `None` if empty.
     fn portable(&self) -> Result<Option<Portable>> {
         Ok(None)
     }
 
-    /// Replaces the content by that of another cache. The cache kinds may differ if no position is
-    /// lost to which a query may attend.
+    /// Replaces the content by another cache's content. The kinds of the caches may differ, if
+    /// every position to which a query may attend is preserved.
     ///
     /// # Errors
     /// A message that describes the mismatch.
@@ -140,13 +141,13 @@ pub trait KvCache: LayerState {
         Err(portable.refused("no positions"))
     }
 
-    /// This cache as an in-place cache, if it is one. Copies of several such layers share an
-    /// allocation.
+    /// Returns this cache as an in-place cache, if it is one. Copies of several such layers share
+    /// an allocation.
     fn in_place(&self) -> Option<&InPlaceCache> {
         None
     }
 
-    /// This cache as an in-place cache, if our kernels can write to it.
+    /// Returns this cache as an in-place cache, if our kernels can write to it.
     fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
         None
     }

@@ -1,16 +1,16 @@
-//! Helpers for tests of bounded caches. Each key's value is the number of its position.
+//! Helpers for tests of bounded caches. The value of each key is its position.
 
 use mlx_rs_core::Array;
 
 use super::{Caches, KvView, LayerState, Order, RecurrentState, StateLayout, StatePart, Stored};
 
-/// Keys or values `[1, 1, n, 1]` of positions from `from` on, each equal to its position.
+/// Returns keys or values `[1, 1, n, 1]` of positions from `from` on, each equal to its position.
 pub fn part(from: i32, n: i32) -> Array {
     let values: Vec<f32> = (from..from + n).map(|i| i as f32).collect();
     Array::from_slice(&values, &[1, 1, n, 1]).unwrap()
 }
 
-/// The positions in a view, in storage order.
+/// Returns the positions in a view, in storage order.
 pub fn positions(view: &KvView) -> Vec<i32> {
     match &view.keys {
         Stored::Plain(a) => {
@@ -21,8 +21,8 @@ pub fn positions(view: &KvView) -> Vec<i32> {
     }
 }
 
-/// The positions that the query at position `query` attends to, in order. Also checks the view's
-/// order.
+/// Returns the positions that the query at position `query` attends to, in order. Also checks the
+/// view's order.
 pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     let mut visible = positions(view);
     if let Order::Run { keep, start } = view.order {
@@ -35,7 +35,7 @@ pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     visible
 }
 
-/// A recurrent state after `n` positions.
+/// Returns a recurrent state after `n` positions.
 pub fn recurrent(n: i32) -> Caches {
     let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
     let mut state = RecurrentState::new(&layout);

@@ -1,9 +1,9 @@
 //! The bounded KV cache that can be trimmed. It stores the last positions and a few of the first,
-//! as `rotating.rs` does. It also stores some older positions, so that rejected draft tokens can be
+//! as `rotating.rs` does. It also stores some older positions, so that wrong draft tokens can be
 //! removed (`generate/speculative.rs`).
 //!
-//! By `window`, a query attends to the same positions as in the ring buffer. Older positions that
-//! are still stored are masked. Positions are stored in order. One spare chunk makes most steps
+//! The view's `window` makes a query attend to the same positions as in the ring buffer; older
+//! stored positions are masked. Positions are stored in order. One spare chunk makes most steps
 //! write in place.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
@@ -11,7 +11,7 @@ use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 use super::chunked::{CHUNK, ChunkedCache, plain_parts};
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 
-/// Keys and values of the positions that a query may attend to, and of `spare` older ones.
+/// Keys and values of the positions that a query may attend to, and of `spare` older positions.
 #[derive(Debug, Clone)]
 pub struct WindowedCache {
     /// The first `keep` positions, then the positions from `keep + dropped` on.
@@ -24,8 +24,8 @@ pub struct WindowedCache {
 }
 
 impl WindowedCache {
-    /// An empty cache that attends like a ring of `size` positions. The first `keep` positions are
-    /// never dropped. The last `spare` positions can be trimmed at any time.
+    /// Creates an empty cache that attends like a ring of `size` positions. The first `keep`
+    /// positions are never dropped. The last `spare` positions can be trimmed at any time.
     pub fn new(size: i32, keep: i32, spare: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -37,13 +37,14 @@ impl WindowedCache {
         }
     }
 
-    /// The cache with elements in float16 if `half`.
+    /// Makes the cache store float16 if `half`.
     pub fn with_half(mut self, half: bool) -> Self {
         self.inner = self.inner.with_half(half);
         self
     }
 
-    /// The number of positions that a query attends to besides the kept ones, including its own.
+    /// Returns the number of positions that a query attends to, including its own, without the
+    /// first `keep` positions.
     fn ring(&self) -> i32 {
         self.size - self.keep
     }
@@ -107,8 +108,8 @@ impl KvCache for WindowedCache {
             if self.dropped == 0 && stored <= self.size {
                 return Ok(a.clone());
             }
-            // One position more than the next query attends to. If this position was dropped, any
-            // value may replace it.
+            // Includes one position more than the next query attends to. If this position was
+            // dropped, any value can replace it.
             let from = stored - self.ring();
             let prefix = a.slice_axis(2, 0, keep)?;
             match from >= self.keep {

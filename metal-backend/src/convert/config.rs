@@ -1,4 +1,5 @@
-//! Writes the small files of an MLX directory: `config.json` and the tokenizer's files.
+//! Writes all files of an MLX directory except the weights: `config.json` and the tokenizer's
+//! files.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,8 +34,8 @@ const COMPANIONS: [&str; 14] = [
     "NOTICE",
 ];
 
-/// The files that a reader needs in addition to dense weights, each with its name: `config.json`
-/// without a quantization, and the tokenizer's files.
+/// Returns the files that a reader of dense weights needs, each with its name: `config.json`
+/// without quantization, and the tokenizer's files.
 pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let source = Source::open(path)?;
     let mut config = source.config.clone();
@@ -69,7 +70,7 @@ pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Configuration fields that describe weights which are not copied, or the types of weights.
+/// Configuration fields about weights that are not copied, and about the types of weights.
 const OF_OTHER_WEIGHTS: [&str; 5] = [
     "_name_or_path",
     "vision_config",
@@ -82,8 +83,8 @@ const OF_OTHER_WEIGHTS: [&str; 5] = [
 pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     let mut config = source.config.clone();
     for key in OF_OTHER_WEIGHTS {
-        // The quantization of another tool stays in the configuration, because its tensors stay
-        // too.
+        // A model that another tool quantized keeps its quantization entry, because its tensors are
+        // copied unchanged.
         let foreign = key == "quantization_config"
             && plan.quantization.is_none()
             && is_foreign(config.get(key));
@@ -126,7 +127,7 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds fields that older readers need, and that transformers 5 moved or dropped.
+/// Adds fields that older readers need, and that transformers 5 moved or removed.
 fn spell_out(config: &mut Map<String, Value>) {
     if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
         if let Some(theta) = rope.get("rope_theta") {

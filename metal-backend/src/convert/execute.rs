@@ -1,5 +1,5 @@
-//! Converts the rows of one tensor to rows of the output. Only some megabytes are converted at a
-//! time, so memory does not depend on the model's size.
+//! Converts the rows of one tensor to output rows. Converts only some megabytes at a time, so
+//! memory does not depend on the model's size.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
@@ -17,10 +17,10 @@ use crate::error::engine;
 /// The approximate number of weights per chunk.
 const CHUNK: usize = 8 << 20;
 
-/// A callback for output bytes. Arguments: index of the output, position within the output, bytes.
+/// A callback for output bytes. Its arguments: index of the output, position in the output, bytes.
 pub(super) type Emit<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<()> + 'a;
 
-/// Performs the work of an item, and emits the bytes of its outputs chunk by chunk.
+/// Converts an item, and emits the bytes of its outputs chunk by chunk.
 pub(super) fn run(
     (source, given): (&Source, &Given),
     item: &Item,
@@ -55,7 +55,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The outputs of an item whose values are given.
+/// Returns the outputs of an item whose values are in `given`; `None` for other items.
 fn replaced(source: &Source, given: &Given, item: &Item) -> Result<Option<Vec<Vec<u8>>>> {
     let (Some(out), Some(part)) = (item.outs.first(), item.parts.first()) else {
         return Ok(None);
@@ -125,7 +125,7 @@ fn rows_of(
     }
 }
 
-/// Casts to another type. Values out of range are an error, because they would become infinite.
+/// Casts to another type. A value outside its range is an error, because it would become infinite.
 fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Result<Floats> {
     if to != FloatType::F16 || matches!(floats, Floats::F16(_)) {
         return Ok(floats.cast(to));
@@ -158,7 +158,7 @@ fn array(floats: &Floats, shape: &[i32]) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Converts a size to `i32`. A size that does not fit becomes -1, which MLX refuses.
+/// Converts a size to `i32`. A size that does not fit becomes -1, for which MLX returns an error.
 fn dimension(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(-1)
 }
@@ -182,7 +182,7 @@ fn bytes_of(array: &Array) -> mlx_rs_core::Result<Vec<u8>> {
         MlxDtype::Bfloat16 => bytemuck::cast_slice(&array.to_vec::<half::bf16>()?).to_vec(),
         MlxDtype::Uint8 => array.to_vec::<u8>()?,
         MlxDtype::Uint32 => bytemuck::cast_slice(&array.to_vec::<u32>()?).to_vec(),
-        // Other types contradict the plan; reading them as `f32` returns an error.
+        // Float32. The plan yields no other type; reading another type as `f32` returns an error.
         _ => bytemuck::cast_slice(&array.to_vec::<f32>()?).to_vec(),
     })
 }

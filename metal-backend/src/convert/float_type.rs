@@ -1,4 +1,4 @@
-//! The float types of stored weights.
+//! The float types in which weights are stored.
 
 /// A float type in which weights are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,7 +12,7 @@ pub enum FloatType {
 }
 
 impl FloatType {
-    /// The type named `float32`, `float16` or `bfloat16`.
+    /// Returns the type named `float32`, `float16` or `bfloat16`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::F32, Self::F16, Self::BF16]

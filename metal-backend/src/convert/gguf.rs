@@ -16,7 +16,8 @@ use crate::checkpoint::quantization;
 use crate::checkpoint::{Family, ModelConfig};
 use crate::text::Tokenizer;
 
-/// Tensors with factors of wavelengths. A `config.json` describes or lists these factors instead.
+/// Tensors with rotary wavelength factors. A `config.json` contains these factors or their
+/// parameters.
 const ROPE_FACTORS: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -24,17 +25,17 @@ const ROPE_FACTORS: [&str; 3] = [
 ];
 const OUTPUT: &str = "output.weight";
 
-/// The stack of the gate and up matrices of experts. Directories have two stacks instead.
+/// The stack of joined gate and up matrices of experts. Directories store two stacks.
 const JOINED: &str = "switch_mlp.gate_up_proj.weight";
 
-/// The family of a configuration that [`config`] returned.
+/// Returns the family of a configuration that [`config`] returned.
 fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
     let family = Family::of(config.get("model_type")?.as_str()?)?;
     let gguf = family.gguf.as_ref()?;
     (!gguf.runs_only).then_some((family, gguf))
 }
 
-/// The tensors of the file, with their usual names.
+/// Returns the tensors of the file, with their usual names.
 pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Tensor>> {
     let number = |key: &str| {
         config
@@ -107,7 +108,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             )));
         }
         // In transformers, the weight of a short convolution has an additional middle axis of
-        // length one.
+        // length 1.
         let mut shape = tensor.shape.clone();
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
@@ -173,23 +174,24 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
     Ok(tensors)
 }
 
-/// The name of a tensor in the family's own directories, from the usual name.
+/// Converts the usual name of a tensor to its name in the family's own directories.
 fn published(family: &Family, usual: String) -> String {
     let mut names = family.names.to_vec();
-    // A longer part may contain a shorter one.
+    // A longer pattern may contain a shorter one, so longer patterns are replaced first.
     names.sort_by_key(|(_, usual)| std::cmp::Reverse(usual.len()));
     let renamed = |name: String, (own, usual): &(&str, &str)| name.replacen(usual, own, 1);
     names.iter().fold(usual, renamed)
 }
 
-/// The `config.json` that corresponds to the metadata.
+/// Returns the `config.json` that corresponds to the metadata.
 pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let mut config = gguf_config::fields(file)?;
     config.retain(|_, value| !value.is_null());
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
-    // Families with separate rotary settings per layer kind already have their factors.
+    // If a family has separate rotary settings per layer kind, its configuration already contains
+    // the factors.
     if !config.contains_key("rope_parameters")
         && let Some(scaling) = rope_scaling(file, architecture, None)?
     {
@@ -200,7 +202,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
         && let Some(Value::Object(full)) = config
             .get_mut("rope_parameters")
             .and_then(|kinds| kinds.get_mut("full_attention"))
-        // The factors that only a part of a head has.
+        // Only the rotated share of each head has factors.
         && let share = full.get("partial_rotary_factor").and_then(Value::as_f64)
         && let pairs = head_dim.map(|dim| (dim * share.unwrap_or(1.0) / 2.0) as usize)
         && let Some(Value::Object(scaling)) = rope_scaling(file, architecture, pairs)?
@@ -217,7 +219,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
             config.insert("original_max_position_embeddings".into(), original);
         }
     }
-    // The field is left out where a reader assumes that whole heads rotate.
+    // The field is removed if readers assume by default that complete heads rotate.
     let mut without = config.clone();
     if without.remove("partial_rotary_factor") == Some(json!(1.0))
         && ModelConfig::from_map(without.clone()).is_ok_and(|read| read.rope.partial == 1.0)
@@ -280,8 +282,8 @@ fn shortest(x: f32) -> Value {
         .map_or_else(|_| json!(x), |x| json!(x))
 }
 
-/// The parameters of Llama 3's scaling, which GGUF files store as factors. There may be more
-/// factors than the `pairs` that rotate. Then the others are not used.
+/// Returns the parameters of Llama 3's scaling, for which GGUF files store factors. Uses only the
+/// first `pairs` factors.
 fn rope_scaling(file: &Gguf, architecture: &str, pairs: Option<usize>) -> Result<Option<Value>> {
     let [name, ..] = ROPE_FACTORS;
     let Some(tensor) = file.tensors().get(name) else {
@@ -306,12 +308,12 @@ fn rope_scaling(file: &Gguf, architecture: &str, pairs: Option<usize>) -> Result
         })
 }
 
-/// Finds parameters of Llama 3's scaling that result in these wavelength factors; `None` if no
-/// usual parameters do. This scaling multiplies long wavelengths by `factor`, keeps short
-/// wavelengths, and interpolates between. Only ratios of the other three parameters matter, so one
-/// of them is 1.
+/// Finds parameters of Llama 3's scaling that give these wavelength factors; `None` if no usual
+/// parameters do. This scaling multiplies long wavelengths by `factor`, keeps short wavelengths,
+/// and interpolates between them. Only ratios of the other three parameters matter, so one of them
+/// is set to 1.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
-    /// The parameters of Llama 3 come first.
+    /// The usual parameters of Llama 3 are first.
     const HIGH: [f64; 6] = [4.0, 2.0, 8.0, 16.0, 32.0, 64.0];
     const CONTEXTS: [f64; 18] = [
         8192.0,
@@ -348,8 +350,8 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
         });
         errors.fold(0.0, f64::max)
     };
-    // The error must be far below the differences between parameters. The first of several
-    // parameters with one error is the most usual.
+    // The error must be far below the differences between parameters. If several parameters have
+    // the same error, the first of them is the most usual.
     let all = CONTEXTS
         .iter()
         .flat_map(|context| HIGH.map(|high| (high, *context)));
@@ -368,13 +370,13 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     }))
 }
 
-/// The vocabulary file of a tokenizer that has one instead of `tokenizer.json`.
+/// Returns the vocabulary file, for a tokenizer that has one instead of `tokenizer.json`.
 pub(super) fn greedy_vocabulary(file: &Gguf) -> Result<Option<String>> {
     let parts = gguf_config::tokenizer_parts(file)?;
     Tokenizer::greedy_file(&parts).map_err(|e| e.with_path(file.path()))
 }
 
-/// The tokenizer's files with their names, except a vocabulary of [`greedy_vocabulary`].
+/// Returns the tokenizer's files with their names, except the vocabulary of [`greedy_vocabulary`].
 pub(crate) fn tokenizer_files(
     file: &Gguf,
     config: &Map<String, Value>,
@@ -431,7 +433,7 @@ pub(crate) fn tokenizer_files(
     Ok(files)
 }
 
-/// A post-processor that adds the token `begin` before a text and the token `end` after it.
+/// Returns a post-processor that adds the token `begin` before a text and the token `end` after it.
 fn around(begin: Option<(u32, String)>, end: Option<(u32, String)>) -> Value {
     let token =
         |t: &(u32, String), kind: u32| json!({"SpecialToken": {"id": t.1, "type_id": kind}});

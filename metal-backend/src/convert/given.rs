@@ -1,20 +1,21 @@
-//! Values that a conversion writes instead of values from its source, and the matrices that a
-//! conversion quantizes. Learned quantization (`quant/`) computes such values from a loaded model.
+//! Values that replace values of the source in a conversion, and formats of matrices. Learned
+//! quantization (`quant/`) computes them from a loaded model.
 
 use std::collections::BTreeMap;
 
-/// The formats, matrices and vectors that replace those of the source.
+/// Formats, matrices and vectors that replace those of the source.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     /// Bits and group size of a matrix, by its path (the name without `.weight`).
     pub formats: BTreeMap<String, (i32, i32)>,
     /// The quantized form of a matrix, by its path.
     pub packed: BTreeMap<String, Packed>,
-    /// The values of a tensor that stays dense, by its name.
+    /// The values of a tensor that is not quantized, by its name.
     pub dense: BTreeMap<String, Vec<f32>>,
 }
 
-/// A matrix in the affine mode. Scales and biases are exact in the type in which they are stored.
+/// A matrix in the affine format. Its scales and biases are exactly representable in the stored
+/// type.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Packed {
     /// Packed codes, row by row.

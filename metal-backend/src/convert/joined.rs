@@ -1,4 +1,4 @@
-//! Experts that share a tensor in the checkpoints of transformers, as the tensors that mlx-lm has.
+//! Splits tensors in which transformers joins several experts into the tensors that mlx-lm uses.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use super::slice::Slice;
 use super::tensor::{Stored, Tensor};
 use crate::checkpoint::family::JoinedExperts;
 
-/// Replaces tensors with the matrices of several experts by parts of them. `width` is the width of
-/// an expert in a family whose shapes do not show it.
+/// Replaces each tensor that joins the matrices of several experts by slices of it. `width` is the
+/// width of an expert, for a family whose shapes do not show it.
 ///
 /// # Errors
 /// If the shapes of such tensors do not match each other.
@@ -58,7 +58,7 @@ impl Shapes<'_> {
         Some(&tensor.shape)
     }
 
-    /// The parts of a stack, or of its biases. `None` for another tensor.
+    /// Returns the slices of a stack, or of its biases. `None` for another tensor.
     fn of_stack(
         &self,
         tensor: &Tensor,
@@ -76,7 +76,7 @@ impl Shapes<'_> {
             _ => return Ok(None),
         };
         let (both, down) = (format!("{stem}{gate_up}"), format!("{stem}{down}"));
-        // A packed form has other names beside it, and stays.
+        // A quantized stack has other tensor names, and is not split.
         let (Some(&[experts, a, b]), Some(&[also, c, d])) = (self.shape(&both), self.shape(&down))
         else {
             return Ok(None);
@@ -104,7 +104,7 @@ impl Shapes<'_> {
             (2 * width, hidden)
         };
         let stored = match (is_bias, transposed) {
-            // The elements of a bias are rows.
+            // Each element of a bias is a row.
             (true, _) if tensor.shape == [experts, outputs] => (outputs, 1),
             (true, _) => return Err(bad()),
             (false, true) => (inputs, outputs),
@@ -149,7 +149,8 @@ impl Shapes<'_> {
         Ok(Some(slices.into_iter().map(part).collect()))
     }
 
-    /// A matrix for each expert, from a tensor with the rows of all. `None` for another tensor.
+    /// Returns a matrix for each expert, from a tensor with the rows of all experts. `None` for
+    /// another tensor.
     fn of_rows(
         &self,
         tensor: &Tensor,
@@ -228,7 +229,7 @@ mod tests {
             ("m.switch_mlp.down_proj.weight", vec![2, 8, 4]),
         ]
         .map(|(name, shape)| (name.to_owned(), shape));
-        // The matrix of gate and up is square, so only the other one shows the orientation.
+        // The gate and up matrix is square, so only the down matrix shows the orientation.
         for down in [[2, 8, 4], [2, 4, 8]] {
             let stored: [(&str, &[usize]); 2] = [
                 ("m.experts.gate_up_proj", &[2, 8, 8]),

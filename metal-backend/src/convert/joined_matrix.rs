@@ -24,7 +24,7 @@ pub(crate) struct JoinedMatrix {
 }
 
 impl JoinedMatrix {
-    /// All such matrices of a checkpoint at `path`.
+    /// Returns all such matrices of a checkpoint at `path`.
     ///
     /// # Errors
     /// If the shapes of the tensors that contain them do not match each other.
@@ -59,7 +59,7 @@ impl JoinedMatrix {
         Ok(joined.collect())
     }
 
-    /// The matrix or stack in the stored tensor `stored`.
+    /// Returns the matrix or stack in the stored tensor `stored`.
     ///
     /// # Errors
     /// If `stored` has another shape than the checkpoint's tensor.
@@ -74,7 +74,7 @@ impl JoinedMatrix {
         }
     }
 
-    /// The stored tensor `stored`, with `part` in place of this matrix or stack.
+    /// Returns the stored tensor `stored`, with `part` in place of this matrix or stack.
     ///
     /// # Errors
     /// If a shape is not that of the checkpoint's tensor, or of this matrix.
@@ -89,7 +89,7 @@ impl JoinedMatrix {
         self.turned(&all)?.reshape(stored.shape())
     }
 
-    /// The stored tensor as a stack of matrices of the stored size.
+    /// Returns the stored tensor as a stack of matrices of the stored size.
     fn matrices(&self, stored: &Array) -> mlx_rs_core::Result<Array> {
         let (rows, cols) = self.slice.matrix;
         stored.reshape(&[-1, int(rows), int(cols)])

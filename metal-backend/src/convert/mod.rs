@@ -2,10 +2,10 @@
 //! safetensors or GGUF. Tensors are copied, cast, quantized or dequantized one by one, and written
 //! to sharded safetensors.
 //!
-//! This module knows the names and shapes of tensors, and no architectures; `arch/` gives tensors
-//! their meaning. `rules` has the rules about names, including `mlx-lm`'s exceptions for single
-//! architectures. Memory stays at some hundred megabytes for any model size. The output directory
-//! is created atomically.
+//! This module uses names and shapes of tensors, but no architectures, which `arch/` implements.
+//! `rules` has the rules about names, including `mlx-lm`'s exceptions for single architectures.
+//! Memory stays at some hundred megabytes for any model size. The output directory is created
+//! atomically.
 
 mod config;
 mod execute;
@@ -91,11 +91,12 @@ pub fn convert(
     convert_given(model, output, options, &Given::default(), progress)
 }
 
-/// The matrices that a conversion with these options quantizes in the affine mode, and the names of
-/// all tensors that it writes. Also checks that the output is free. Nothing is written.
+/// Returns the matrices that a conversion with these options quantizes in the affine mode, and the
+/// names of all tensors that it would write. Also checks that the output may be created. Writes
+/// nothing.
 ///
 /// # Errors
-/// As [`convert`]; also if a matrix of the model is quantized already.
+/// The errors of [`convert`]; also if a matrix of the model is quantized already.
 pub(crate) fn planned_matrices(
     model: &Path,
     output: &Path,
@@ -110,10 +111,10 @@ pub(crate) fn planned_matrices(
     Ok((matrices, outs.map(|out| out.name.clone()).collect()))
 }
 
-/// As [`convert`], with values in `given` instead of those of the source.
+/// Converts as [`convert`], with the values in `given` instead of the source's values.
 ///
 /// # Errors
-/// As [`convert`].
+/// The errors of [`convert`].
 pub(crate) fn convert_given(
     model: &Path,
     output: &Path,
@@ -151,7 +152,7 @@ pub(crate) fn convert_given(
 /// Checks bits and group size of the affine mode.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`], with the values that the mode has.
+/// [`ErrorKind::InvalidOption`], with the values that the mode supports.
 pub(crate) fn check_affine(bits: i32, group_size: i32) -> Result<()> {
     let quantization = Quantization {
         bits: Some(bits),
@@ -191,7 +192,7 @@ fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
     Ok((parent, name.to_owned()))
 }
 
-/// Checks that the output is not the model, and that it is new, empty or to be replaced.
+/// Checks that the output is not the model, and that it is new or empty, or that `force` is set.
 fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     let bad = |message: &str| {
         Err(Error::new(ErrorKind::InvalidOption, message.to_owned()).with_path(output))

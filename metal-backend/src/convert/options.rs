@@ -39,7 +39,7 @@ impl Default for ConvertOptions {
 }
 
 impl ConvertOptions {
-    /// Options for an unchanged copy.
+    /// Returns options for an unchanged copy.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

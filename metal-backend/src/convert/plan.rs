@@ -1,4 +1,4 @@
-//! Plans the work for each tensor before any data is read, so that sizes and positions are known.
+//! Plans the work for each tensor before any data is read. Sizes and positions are then known.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -37,7 +37,7 @@ impl Out {
 /// How a tensor's rows are converted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Work {
-    /// Copies the bytes.
+    /// Copies the bytes unchanged.
     Copy,
     /// Casts to another type.
     Cast(FloatType),
@@ -64,7 +64,7 @@ pub(super) struct Item {
 /// All tensors that the conversion writes.
 pub(super) struct Plan {
     pub items: Vec<Item>,
-    /// The quantization entry of `config.json`; `None` removes an existing one.
+    /// The quantization entry of `config.json`; `None` removes an existing entry.
     pub quantization: Option<Map<String, Value>>,
     pub dtype: Option<FloatType>,
     pub parameters: u64,
@@ -122,10 +122,10 @@ struct Planner<'a> {
     formats: BTreeMap<String, Format>,
     counts: HashMap<Format, u64>,
     dense_blocks: u64,
-    /// The number of matrices whose GGUF blocks are quantized again, by block type.
+    /// The number of matrices whose GGUF blocks are dequantized and quantized again, by block type.
     requantized: BTreeMap<String, usize>,
     dropped: usize,
-    /// Stacks of experts that are stored in a form that is not quantized.
+    /// Stacks of experts in a form that cannot be quantized, so they are written dense.
     dense_experts: Vec<String>,
     items: Vec<Item>,
     parameters: u64,
@@ -181,7 +181,7 @@ impl<'a> Planner<'a> {
 
     fn run(mut self) -> Result<Plan> {
         let names = self.source.tensors.iter().map(|t| t.name.as_str());
-        // In some families mlx-lm does not stack experts.
+        // For these families, mlx-lm does not stack experts.
         let stacks = match self.family.map(|family| family.joined_experts) {
             Some(JoinedExperts::Rows { .. }) => BTreeMap::new(),
             _ => rules::stacks(names),
@@ -277,7 +277,7 @@ impl<'a> Planner<'a> {
         self.place(&name, shape, &tensor, vec![index], transposed)
     }
 
-    /// Plans a quantized matrix that stays quantized.
+    /// Plans the weight of a quantized matrix that stays quantized.
     fn keep_packed(&mut self, path: &str, index: usize, tensor: &Tensor) -> Result<()> {
         let weights = self.stored.of(path).map_or(0, |format| {
             (elements(&tensor.shape) * 32)
@@ -450,7 +450,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The format of the matrix `path`; `None` keeps the matrix dense.
+    /// Returns the format of the matrix `path`; `None` if it is not quantized.
     fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
         let chosen = self.chooser.as_ref()?.format(path, shape)?;
         let Some((bits, group_size)) = self.given.formats.get(path).copied() else {
@@ -463,7 +463,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The type of the scales of repacked blocks.
+    /// Returns the type of the scales of repacked blocks.
     fn scales_of(&self, parts: &[usize]) -> Result<FloatType> {
         match self.options.dtype {
             Some(dtype) => Ok(dtype),
@@ -595,8 +595,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The quantization entry of `config.json`: the format of most weights, and the exceptions by
-    /// layer.
+    /// Returns the quantization entry of `config.json`: the format of most weights, and exceptions
+    /// by layer.
     fn quantization(&self) -> Option<Map<String, Value>> {
         let base = match &self.chooser {
             Some(chooser) => chooser.base,
@@ -625,7 +625,7 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().product::<usize>() as u64
 }
 
-/// The sort key of items. It orders items by layer, so that adjacent layers share a shard.
+/// Returns the sort key of an item. Items of one layer are adjacent, so that they share a shard.
 fn order(item: &Item) -> (usize, &str) {
     let name = item.outs.first().map_or("", |o| o.name.as_str());
     (rules::layer_of(name).map_or(0, |n| n + 1), name)

@@ -1,4 +1,4 @@
-//! The matrices that a conversion quantizes, for tasks that compute their quantized form.
+//! The matrices that a conversion quantizes, for methods that compute the quantized values.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::QuantMode;
@@ -17,18 +17,18 @@ pub(crate) struct Planned {
     pub path: String,
     /// `[out, in]`, or `[experts, out, in]`.
     pub shape: Vec<usize>,
-    /// Bits of a code.
+    /// Bits per code.
     pub bits: i32,
-    /// Weights that share a scale.
+    /// The number of weights that share a scale.
     pub group_size: i32,
     /// The type of scales and biases.
     pub factors: FloatType,
 }
 
-/// The matrices that the conversion quantizes in the affine mode.
+/// Returns the matrices that the conversion quantizes in the affine mode.
 ///
 /// # Errors
-/// If a matrix of the source is quantized already, or the mode is another one.
+/// If a matrix of the source is already quantized, or the mode is not affine.
 pub(super) fn planned(plan: &Plan, source: &Source) -> Result<Vec<Planned>> {
     let bad = |message: &str| Error::new(ErrorKind::InvalidOption, message.to_owned());
     let mut matrices = Vec::new();

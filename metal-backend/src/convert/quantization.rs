@@ -12,7 +12,7 @@ pub struct Quantization {
     /// The number of adjacent weights that share a scale. `None` means the mode's default: 64 for
     /// `affine`.
     pub group_size: Option<i32>,
-    /// Different bits per layer. A recipe determines the bits, so leave `bits` at `None`.
+    /// Different bits per layer. A recipe determines the bits, so `bits` must be `None`.
     pub recipe: Option<Recipe>,
 }
 
@@ -27,9 +27,9 @@ impl Default for Quantization {
     }
 }
 
-/// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get the high bits in the first
-/// and last eighth of the layers, and in every third layer between. The output matrix also gets the
-/// high bits. Other matrices get the low bits.
+/// Different bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get the high bits in
+/// the first and last eighth of the layers, and in every third layer between. The output matrix
+/// also gets the high bits. All other matrices get the low bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recipe {
@@ -63,13 +63,13 @@ impl Recipe {
         }
     }
 
-    /// The recipe with this name.
+    /// Returns the recipe with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|r| r.name() == name)
     }
 
-    /// Low and high bits.
+    /// Returns the low and the high bits.
     pub(super) fn bits(self) -> (i32, i32) {
         match self {
             Self::Mixed2_6 => (2, 6),

@@ -17,7 +17,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// A description of the format for the user.
+    /// Describes the format for the user.
     pub(super) fn told(self) -> String {
         let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
         format!("{mode}, {bits} bits in groups of {group}")
@@ -34,7 +34,7 @@ impl Format {
     }
 }
 
-/// The format of most matrices.
+/// Returns the format of most matrices.
 ///
 /// # Errors
 /// If the mode does not support the bits or group size, or a recipe conflicts with other options.
@@ -104,8 +104,8 @@ impl Chooser {
         })
     }
 
-    /// The format of the matrix `path` (a name without `.weight`), whose shape is `shape`. `None`
-    /// keeps the matrix dense.
+    /// Returns the format of the matrix `path` (a name without `.weight`) with this shape. Returns
+    /// `None` if it is not quantized.
     pub(super) fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
         let cols = shape.last().copied().unwrap_or(0);
         if !is_matrix(path, shape)
@@ -115,7 +115,7 @@ impl Chooser {
             return None;
         }
         if is_router(path) {
-            // A router affects all experts after it, so routers get more bits.
+            // A router's errors affect the choice of experts, so routers get more bits.
             let group_size = [64, 32].into_iter().find(|g| cols.is_multiple_of(*g))?;
             return Some(Format {
                 bits: 8,
@@ -141,14 +141,14 @@ impl Chooser {
     }
 }
 
-/// Whether name and shape mean that a weight belongs to a linear layer, an embedding or a stack of
-/// experts.
+/// Whether a weight belongs to a linear layer, an embedding or a stack of experts, judged by name
+/// and shape.
 pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
     let stacked = path.contains("switch_mlp") || path.contains(".experts");
     if shape.len() != 2 && !(shape.len() == 3 && stacked) {
         return false;
     }
-    // Convolutions and position tables also have two axes, but no quantized form. The input and
+    // Convolutions and position tables also have two axes, but are never quantized. The input and
     // forget gates of xLSTM are exponents with one row per head, so they need full precision.
     let last = path.rsplit('.').next().unwrap_or(path);
     !["norm", "conv", "position"]
@@ -179,8 +179,8 @@ pub(super) fn layer_of(path: &str) -> Option<usize> {
     parts.next()?.parse().ok()
 }
 
-/// Whether a text model does not need a tensor. This is so for towers of other modalities, values
-/// that can be computed, and the output matrix of a tied model.
+/// Whether a text model does not need a tensor: towers of other modalities, values that can be
+/// computed, and the output matrix of a tied model.
 pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     const TOWERS: [&str; 7] = [
         "vision_tower.",
@@ -200,8 +200,8 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// Whether a tensor has matrices of all experts in a form that is not quantized: those of
-/// transformers (Llama 4, gpt-oss, Qwen3.5, DBRX) and of Granite.
+/// Whether a tensor joins the matrices of all experts in a form that cannot be quantized:
+/// transformers' form (Llama 4, gpt-oss, Qwen3.5, DBRX) or Granite's.
 pub(super) fn is_fused_stack(name: &str, shape: &[usize]) -> bool {
     let unnamed = name.contains(".experts.") && !name.ends_with(".weight");
     let granite = name.ends_with("input_linear.weight") || name.ends_with("output_linear.weight");
@@ -212,7 +212,7 @@ pub(super) fn is_fused_stack(name: &str, shape: &[usize]) -> bool {
     }
 }
 
-/// The name of the stack to which an expert's matrix belongs, and its index in the stack.
+/// Returns the name of the stack to which an expert's matrix belongs, and its index in the stack.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;
     let (rest, part) = path.rsplit_once('.')?;
@@ -230,7 +230,7 @@ pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     ))
 }
 
-/// The complete stacks that these names form, each with its members in order.
+/// Returns the complete stacks that these names form, each with its members in order.
 pub(super) fn stacks<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> BTreeMap<String, Vec<&'a str>> {
@@ -242,8 +242,8 @@ pub(super) fn stacks<'a>(
         } else if let Some((path, "scales" | "biases" | "bias")) = name.rsplit_once('.')
             && let Some((stack, _)) = expert(&format!("{path}.weight"))
         {
-            // Members that are already quantized, or that have biases (which would need a stack
-            // too), do not change.
+            // A stack is not built if its members are already quantized, or if they have biases,
+            // which would need a stack, too.
             spoilt.push(stack);
         }
     }
@@ -267,7 +267,7 @@ pub(super) fn stacks<'a>(
         .collect()
 }
 
-/// mlx-lm's names of the matrices of experts that have no gate (Nemotron-H).
+/// Returns mlx-lm's name for a matrix of experts without a gate (Nemotron-H).
 fn ungated(part: &str) -> &str {
     match part {
         "up_proj.weight" => "fc1.weight",

@@ -1,5 +1,4 @@
-//! Converts GGUF blocks to MLX's packed form, and finds the smallest lossless type for their
-//! scales.
+//! Determines MLX's format for GGUF blocks, and the smallest lossless type for their scales.
 
 use half::{bf16, f16};
 use inference::Result;
@@ -12,7 +11,7 @@ use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::quantization::GROUP;
 
-/// Weights read between two checks. Almost always, the first chunk decides.
+/// The number of weights read between two checks. The first chunk almost always decides.
 const CHUNK: usize = 1 << 18;
 
 /// Whether a GGUF type packs several weights into a block.
@@ -20,7 +19,7 @@ pub(super) fn is_block(kind: GgmlType) -> bool {
     kind.block().is_some_and(|(weights, _)| weights > 1)
 }
 
-/// MLX's format that represents a GGUF type without loss; `None` if there is no such format.
+/// Returns MLX's format that represents a GGUF type without loss; `None` if there is none.
 pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     Some(Format {
         bits: kind.layout().affine_bits()?.cast_signed(),
@@ -29,8 +28,8 @@ pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     })
 }
 
-/// The type for scales and biases of repacked blocks: float16 or bfloat16 if this type represents
-/// all of them exactly, otherwise float32.
+/// Returns the type for scales and biases of repacked blocks: float16 or bfloat16 if this type
+/// represents all of them exactly, otherwise float32.
 ///
 /// # Errors
 /// If the file cannot be read.

@@ -1,8 +1,8 @@
-//! Rows of the matrices of a stored stack.
+//! Selects rows from the matrices of a stored stack.
 
 use inference::Result;
 
-/// The rows of each matrix of a stored stack that form a tensor.
+/// The rows of each matrix of a stored stack that together form one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slice {
     /// Rows and columns of each stored matrix.
@@ -11,16 +11,16 @@ pub(super) struct Slice {
     pub first_matrix: usize,
     /// Whether the rows of the tensor are columns of the stored matrices.
     pub transposed: bool,
-    /// The first row of each matrix.
+    /// The first selected row of each matrix.
     pub first: usize,
-    /// The distance between rows.
+    /// The distance between selected rows.
     pub step: usize,
-    /// The number of rows of each matrix.
+    /// The number of selected rows of each matrix.
     pub count: usize,
 }
 
 impl Slice {
-    /// All matrices of this size, unchanged.
+    /// Selects all rows of all matrices.
     pub(super) fn all(rows: usize, cols: usize) -> Self {
         Self {
             matrix: (rows, cols),
@@ -32,7 +32,7 @@ impl Slice {
         }
     }
 
-    /// The first or the second half of each matrix.
+    /// Selects the first or the second half of the rows of each matrix.
     pub(super) fn half(rows: usize, cols: usize, second: bool) -> Self {
         let count = rows / 2;
         Self {
@@ -51,13 +51,14 @@ impl Slice {
         }
     }
 
-    /// Whether a row is read only with the rest of its matrix.
+    /// Whether reading one row requires reading its complete matrix.
     pub(super) fn reads_matrices(&self) -> bool {
         self.transposed || self.step != 1
     }
 
-    /// The bytes of rows `first..first + rows`, counted over all matrices. A row has `row_bytes`
-    /// bytes. `read` reads bytes of the stored tensor; its arguments are offset and length.
+    /// Returns the bytes of rows `first..first + rows`, counted over all matrices. A row has
+    /// `row_bytes` bytes. `read` reads bytes of the stored tensor; its arguments are offset and
+    /// length.
     pub(super) fn bytes(
         &self,
         row_bytes: usize,
@@ -88,7 +89,7 @@ impl Slice {
         Ok(bytes)
     }
 
-    /// Appends rows of a stored matrix.
+    /// Appends rows of one stored matrix.
     fn pick(
         &self,
         matrix: &[u8],

@@ -1,4 +1,4 @@
-//! The checkpoint to convert: tensors with transformers' names, whose rows can be read.
+//! The checkpoint to convert: tensors with transformers' names, and functions that read rows.
 
 use std::path::{Path, PathBuf};
 
@@ -154,7 +154,7 @@ impl Source {
         }
     }
 
-    /// Rows of a tensor as stored: little-endian elements, or whole blocks.
+    /// Returns rows of a tensor as stored: little-endian elements, or complete blocks.
     pub(super) fn raw(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Vec<u8>> {
         let missing = || wrong(&self.path, &tensor.name, "is gone");
         match (&self.files, &tensor.stored) {
@@ -168,7 +168,7 @@ impl Source {
                 let info = c.info(name).ok_or_else(missing)?;
                 let (_, cols) = tensor.rows_and_cols();
                 let element = tensor.dtype.bitsize() / 8;
-                // A row of the tensor may have several rows of the slice.
+                // One row of the tensor may consist of several rows of the slice.
                 let each = cols / slice.width().max(1);
                 let wanted = (first * each, rows * each);
                 slice.bytes(element * slice.width(), wanted, |at, length| {
@@ -214,7 +214,7 @@ impl Source {
     ) -> Result<Vec<u8>> {
         let all = tensor.shape.iter().product::<usize>() / cols;
         if let Some(heads) = permuted {
-            // Biases are permuted too, as rows of one element.
+            // Biases are permuted, too; each element counts as a row.
             let units = if tensor.shape.len() == 1 {
                 tensor.shape[0]
             } else {
@@ -227,7 +227,7 @@ impl Source {
         Ok(gguf.read_bytes(tensor, first * row, rows * row)?)
     }
 
-    /// Rows of a tensor as float values.
+    /// Returns rows of a tensor as floats.
     pub(super) fn floats(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Floats> {
         let bytes = self.raw(tensor, first, rows)?;
         let kind = match &tensor.stored {
@@ -258,7 +258,7 @@ impl Source {
         }
     }
 
-    /// Rows of a GGUF tensor in MLX's layout; `None` if MLX lacks an equal format.
+    /// Returns rows of a GGUF tensor in MLX's layout; `None` if MLX has no equal format.
     pub(super) fn packed(
         &self,
         tensor: &Tensor,

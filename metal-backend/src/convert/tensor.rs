@@ -32,28 +32,28 @@ pub(super) enum Stored {
         kind: GgmlType,
         /// The number of heads whose rows GGUF permutes; `None` if the rows are not permuted.
         permuted: Option<usize>,
-        /// How the values differ from those of a directory.
+        /// How the stored values differ from a directory's values.
         values: Values,
-        /// The row of the stored tensor at which this one begins.
+        /// The row of the stored tensor at which this tensor begins.
         first_row: usize,
         /// The rows of each expert that this tensor has, if the file joins two stacks.
         slice: Option<Slice>,
     },
 }
 
-/// How the values of a GGUF file differ from those of a directory.
+/// How a GGUF file's values differ from a directory's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Values {
     /// The values are equal.
     Same,
-    /// The values in GGUF are greater by one: the conversion adds the 1 of `1 + weight`.
+    /// GGUF stores `1 + weight`.
     PlusOne,
-    /// The values in GGUF are `-exp(value)`.
+    /// GGUF stores `-exp(value)`.
     NegatedExponentials,
 }
 
 impl Values {
-    /// The value of a directory.
+    /// Converts a stored value to a directory's value.
     pub(super) fn of_directory(self, x: f32) -> f32 {
         match self {
             Self::Same => x,
@@ -64,14 +64,14 @@ impl Values {
 }
 
 impl Tensor {
-    /// Rows (the product of all axes but the last) and columns.
+    /// Returns rows (the product of all axes but the last) and columns.
     pub(super) fn rows_and_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
         let rows = self.shape.iter().rev().skip(1).product();
         (rows, cols)
     }
 
-    /// The element type as a float type; `None` if the conversion does not compute with this type.
+    /// Returns the element type as a float type; `None` if the conversion does not compute with it.
     pub(super) fn float(&self) -> Option<FloatType> {
         match self.dtype {
             Dtype::F32 => Some(FloatType::F32),
@@ -81,14 +81,14 @@ impl Tensor {
         }
     }
 
-    /// The number of rows to read at once, of which about `wanted` are wanted.
+    /// Returns the number of rows to read at once, near `wanted`.
     pub(super) fn rows_at_once(&self, wanted: usize) -> usize {
         let (rows, _) = self.rows_and_cols();
         match &self.stored {
             Stored::Gguf {
                 permuted: Some(_), ..
             } => rows,
-            // Each part of a matrix is read with the whole matrix.
+            // Reading any row reads the complete matrix, so whole matrices are converted at once.
             Stored::Slice { slice, .. } if slice.reads_matrices() => {
                 wanted.next_multiple_of(slice.count.max(1)).min(rows)
             }

@@ -1,5 +1,5 @@
 //! Tests the rules about names, formats and outputs. `tests/files/convert.rs` of the root crate
-//! tests whole conversions.
+//! tests complete conversions.
 
 use super::gguf::llama3_scaling;
 use super::rules::{Chooser, base_format, expert, is_dropped, is_fused_stack, layer_of, stacks};
@@ -98,8 +98,8 @@ fn matrices_are_quantized_and_nothing_else() {
 
 #[test]
 fn recipes_give_the_layers_that_mlx_lm_gives_more() {
-    // 16 layers: more bits in the first two, the last two, and every third layer between from the
-    // fifth on.
+    // Of 16 layers, the first two, the last two, and every third layer from the fifth on get more
+    // bits.
     let chooser = Chooser::new(&quantization(Some(Recipe::Mixed3_6)), 16).unwrap();
     let bits = |path: String| chooser.format(&path, &[64, 64]).unwrap().bits;
     let more: Vec<usize> = (0..16)

@@ -1,5 +1,5 @@
-//! Writes shards. The plan determines the headers of all shards, so tensors are written directly at
-//! their positions.
+//! Writes shards. The plan determines the headers of all shards, so tensors are written directly to
+//! their final positions.
 
 use std::fs::File;
 use std::path::Path;
@@ -157,7 +157,7 @@ pub(super) fn weights(
     Ok(count)
 }
 
-/// Divides items into files of at most `most` bytes. Each file has at least one item.
+/// Divides items into files of at most `most` bytes. A larger item gets its own file.
 fn divide(items: &[Item], most: u64) -> Vec<Vec<&Item>> {
     let mut shards: Vec<Vec<&Item>> = vec![Vec::new()];
     let mut size = 0u64;

@@ -1,5 +1,5 @@
-//! Functions of the engine that apply, exchange and remove its adapter between forward passes.
-//! `adapter/` implements adapters.
+//! Applies, exchanges and removes the engine's adapter between forward passes. `adapter/`
+//! implements adapters.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,7 +12,8 @@ use crate::adapter::{AdapterKind, LoraAdapter, NamedAdapter, key};
 use crate::nn::adapter::{ParamSlot, Passes};
 
 impl Engine {
-    /// The names of matrices inside blocks, without the block's prefix, such as `self_attn.q_proj`.
+    /// Returns the names of matrices in blocks, without the block's prefix, such as
+    /// `self_attn.q_proj`.
     pub fn layer_names(&self) -> BTreeSet<String> {
         let param_slots = self.param_slots.lock();
         let inside = param_slots
@@ -21,7 +22,7 @@ impl Engine {
         inside.map(|slot| key(slot.name()).to_owned()).collect()
     }
 
-    /// The slots of the model's weights.
+    /// Returns the slots of the model's weights.
     pub fn param_slots(&self) -> Vec<Arc<ParamSlot>> {
         self.param_slots.lock().clone()
     }
@@ -31,7 +32,7 @@ impl Engine {
         self.adapter.lock().clone()
     }
 
-    /// Applies a newly initialized adapter, which replaces the current one.
+    /// Applies a newly initialized adapter. It replaces the current adapter.
     pub fn apply_lora(
         &self,
         config: &LoraConfig,
@@ -50,13 +51,13 @@ impl Engine {
         Ok(adapter)
     }
 
-    /// Applies the adapter in a directory, which replaces the current one.
+    /// Applies the adapter in a directory. It replaces the current adapter.
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
         let mut current = self.adapter.lock();
         let param_slots = self.param_slots.lock().clone();
         let architecture = &self.info.architecture;
-        // Without other processes, an adapter of a block that is not here is an error.
+        // In one process, an adapter for a block that does not exist is an error.
         let blocks = if self.is_part() {
             self.info.num_layers
         } else {
@@ -82,11 +83,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds an adapter that requests can name. It shares the weights in memory.
+    /// Adds an adapter that requests select by name. All named adapters share the model's weights.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for an encoder, a part of a model or layers that walk;
-    /// [`ErrorKind::InvalidOption`] for a bad name; the errors of loading an adapter.
+    /// [`ErrorKind::Unsupported`] for an encoder, for a model divided among processes, and for
+    /// layers computed from a vindex; [`ErrorKind::InvalidOption`] for a bad name; the errors of
+    /// loading an adapter.
     pub fn add_adapter(&self, name: &str, dir: &Path) -> Result<()> {
         self.check_open()?;
         let decoder = self.decoder()?;
@@ -110,12 +112,12 @@ impl Engine {
         self.scope(|| named.add(name, dir, &param_slots, decoder.keeps_row_order()))
     }
 
-    /// Removes an adapter that requests could name. Returns whether it was there.
+    /// Removes a named adapter. Returns whether it existed.
     pub fn drop_adapter(&self, name: &str) -> bool {
         self.named_adapters.lock().remove(name)
     }
 
-    /// The adapter of this name.
+    /// Returns the adapter of this name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] with the names that exist.
@@ -128,13 +130,13 @@ impl Engine {
         &self.passes
     }
 
-    /// The number of changes of the adapter and its parameters so far.
+    /// Returns how often the adapter or its parameters have changed.
     pub fn adapter_epoch(&self) -> u64 {
         self.prefixes().epoch()
     }
 
-    /// Begins an epoch of the adapter. Call it once the adapter's parameters are final. Caches of
-    /// earlier epochs are dropped, and requests that already run will store none.
+    /// Begins an epoch of the adapter. Call it once the adapter's parameters are final. Drops the
+    /// caches of earlier epochs. Requests that already run store no caches.
     pub fn adapter_changed(&self) {
         self.prefixes().renew();
     }

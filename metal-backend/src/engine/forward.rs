@@ -13,8 +13,8 @@ use crate::nn::hooks::{StateHook, Watch};
 /// The maximum number of unused bytes that MLX keeps after a step.
 const UNUSED: usize = 64 << 20;
 
-/// Returns MLX's unused memory to the system, if it exceeds `UNUSED`. MLX then waits for all
-/// streams of the process, and there may be hundreds.
+/// Returns MLX's unused memory to the system, if it exceeds `UNUSED`. The threshold exists because
+/// MLX then waits for all streams of the process, and there may be hundreds.
 pub fn free_unused() -> mlx_rs_core::Result<()> {
     match memory::cache()? > UNUSED {
         true => memory::clear_cache(),
@@ -22,8 +22,8 @@ pub fn free_unused() -> mlx_rs_core::Result<()> {
     }
 }
 
-/// Runs `prompt` through the model in steps of at most `step` tokens. `hook`, if given, observes
-/// the steps. Returns the logits of the last position, `[1, 1, vocab]`, not yet evaluated. Before
+/// Runs `prompt` through the model in steps of at most `step` tokens. Returns the logits of the
+/// last position, `[1, 1, vocab]`, not yet evaluated. `hook`, if given, observes the steps. Before
 /// each further step, `between` receives the number of positions done.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub fn forward_prompt(
     let mut rest = prompt;
     while rest.len() > step.max(1) {
         let (now, later) = rest.split_at(step.max(1));
-        // The logits of this step are never evaluated; the step only adds keys and values.
+        // The logits of this step are not evaluated; the step only adds keys and values.
         let again: Option<&mut dyn StateHook> = match &mut hook {
             Some(hook) => Some(&mut **hook),
             None => None,
@@ -55,7 +55,7 @@ pub fn forward_prompt(
     forward(decoder, rest, (caches, hook), Positions::Last).map_err(engine("prefill"))
 }
 
-/// One forward pass of one row. The result is not yet evaluated.
+/// Runs one forward pass of one sequence. Returns logits that are not yet evaluated.
 pub fn forward(
     decoder: &dyn Decoder,
     tokens: &[u32],
@@ -74,7 +74,7 @@ pub fn forward(
     decoder.forward(&ids, &mut rows, positions, &mut watch)
 }
 
-/// Token ids as an array `[1, n]`.
+/// Converts token ids to an array `[1, n]`.
 pub fn ids(tokens: &[u32]) -> mlx_rs_core::Result<Array> {
     Array::vector(tokens)?.expand_dims(0)
 }

@@ -1,5 +1,5 @@
-//! The state that all requests of one model share: weights, caches, prefixes and the adapter.
-//! `model.rs` implements the public traits on top of it.
+//! The state that all requests of one model share: weights, caches, computed prompts and the
+//! adapter. `model.rs` implements the public traits on top of it.
 
 mod adapters;
 pub mod forward;
@@ -41,7 +41,7 @@ pub struct Engine {
     eos: Vec<u32>,
     caches: CacheOptions,
     prefixes: Prefixes,
-    /// The prefixes of the draft model.
+    /// Caches of the draft model's finished requests.
     draft_prefixes: Prefixes,
     /// The draft model; `close` removes it.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
@@ -53,11 +53,11 @@ pub struct Engine {
     param_slots: Mutex<Vec<Arc<ParamSlot>>>,
     /// The current adapter.
     adapter: Mutex<Option<LoraAdapter>>,
-    /// The hash of its files, and the epoch that they began.
+    /// The hash of the adapter's files, and the epoch that began when they were loaded.
     adapter_files: Mutex<Option<(u64, String)>>,
-    /// The adapters that requests name.
+    /// The adapters that requests select by name.
     named_adapters: Mutex<NamedAdapters>,
-    /// Computed prompts on disk.
+    /// The caches of computed prompts on disk.
     tier: Option<Tier>,
     passes: Arc<Passes>,
     metrics: Mutex<GenerateMetrics>,
@@ -94,18 +94,18 @@ pub struct Parts {
     pub source: PathBuf,
     /// The slots for adapters.
     pub param_slots: Vec<Arc<ParamSlot>>,
-    /// Whether this process has only a part of the model.
+    /// Whether this process has only a share of the model.
     pub is_part: bool,
-    /// Whether requests reuse caches of other requests. Pipeline stages do not. All stages must
-    /// start at the same token, but not all of their caches can be cut to the same position.
+    /// Whether requests reuse caches of other requests. False for pipeline stages: all stages must
+    /// start at the same token, but not all of their caches can be truncated to the same position.
     pub shares_prefixes: bool,
-    /// How the feed-forward parts are computed.
+    /// How the feed-forward blocks are computed.
     pub feed_forward: FeedForwardPlan,
-    /// Whether any feed-forward part is not dense.
+    /// Whether any feed-forward block is not dense.
     pub is_routed: bool,
-    /// Whether memory has all feed-forward parts, so that they can be computed densely.
+    /// Whether all feed-forward weights are in memory, so that dense computation is possible.
     pub has_dense: bool,
-    /// How texts become embeddings.
+    /// How the model embeds texts.
     pub sentence: Sentence,
 }
 
@@ -155,8 +155,8 @@ impl Engine {
         self.stream.scope(f)
     }
 
-    /// Whether this process has only a part of the model. Its layers then have only some heads and
-    /// keys.
+    /// Whether this process has only a share of the model. Its layers then have only some of the
+    /// heads and keys.
     pub fn is_part(&self) -> bool {
         self.is_part
     }
@@ -171,22 +171,22 @@ impl Engine {
         self.stream.device().kind() == DeviceKind::Cpu
     }
 
-    /// How the feed-forward parts are computed.
+    /// How the feed-forward blocks are computed.
     pub fn feed_forward(&self) -> &FeedForwardPlan {
         &self.feed_forward
     }
 
-    /// Whether any feed-forward part is not dense.
+    /// Whether any feed-forward block is not dense.
     pub fn is_routed(&self) -> bool {
         self.is_routed
     }
 
-    /// Whether memory has all feed-forward parts, so that they can be computed densely.
+    /// Whether all feed-forward weights are in memory, so that dense computation is possible.
     pub fn has_dense(&self) -> bool {
         self.has_dense
     }
 
-    /// How texts become embeddings.
+    /// How the model embeds texts.
     pub fn sentence(&self) -> &Sentence {
         &self.sentence
     }
@@ -202,7 +202,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The network; an error if the model is closed.
+    /// Returns the network; an error if the model is closed.
     pub fn decoder(&self) -> Result<Arc<dyn Decoder>> {
         self.check_open()?;
         self.decoder
@@ -259,9 +259,9 @@ impl Engine {
         &self.text
     }
 
-    /// The identity of the model's computation, for files, and the adapter's epoch. Adapters in
-    /// memory have no name. So files made with such an adapter are valid only for this engine and
-    /// until the adapter changes.
+    /// Returns the identity of the model's computation and the adapter's epoch. The identity is
+    /// written to files. An adapter in memory has no name, so files made with it are valid only for
+    /// this engine and until the adapter changes.
     pub fn identity(&self) -> (String, u64) {
         // The lock keeps the adapter from changing between the two reads.
         let adapter = self.adapter.lock();
@@ -283,11 +283,11 @@ impl Engine {
         self.text.detokenizer(stop)
     }
 
-    /// Compiles the grammar of `options`, if any. It uses no arrays, so it may run in parallel to
-    /// forward passes.
+    /// Compiles the grammar of `options`, if any. Uses no arrays, so it may run during forward
+    /// passes.
     ///
     /// # Errors
-    /// As [`Compiler::prepare`].
+    /// The errors of [`Compiler::prepare`].
     pub fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
         Ok(match &options.constraints.grammar {
             Some(grammar) => Prepared::new(self.grammars.prepare(grammar)?),
@@ -295,7 +295,7 @@ impl Engine {
         })
     }
 
-    /// The sampler for a request's options.
+    /// Creates the sampler for a request's options.
     pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
         let newline = if options.sampling.xtc_probability > 0.0 {
             let tokenizer = self.text.tokenizer();
@@ -320,7 +320,7 @@ impl Engine {
         self.scope(|| Sampler::of_valid(options, prompt, &context))
     }
 
-    /// The log-probabilities of one token in the public type.
+    /// Converts the log-probabilities of one token to the public type.
     pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
         let tokenizer = self.text.tokenizer();
         let top = top
@@ -371,8 +371,8 @@ impl Engine {
         self.metrics.lock().clone()
     }
 
-    /// Frees the weights once no request runs, and drops kept caches. Waits until the caches for
-    /// the disk are written.
+    /// Closes the model: drops kept caches, and frees the weights once no request runs. Waits until
+    /// all pending caches are written to disk.
     ///
     /// # Errors
     /// If memory cannot be returned.

@@ -1,4 +1,4 @@
-//! The engine's computed prompts on disk (`cache/tier/`).
+//! Stores caches of computed prompts on disk (`cache/tier/`).
 
 use std::path::Path;
 
@@ -13,16 +13,16 @@ use crate::cache::{self, CacheOptions, Caches};
 use crate::error::engine as engine_error;
 
 impl Engine {
-    /// Whether computed prompts are kept on disk.
+    /// Whether caches of computed prompts are stored on disk.
     pub fn has_tier(&self) -> bool {
         self.tier.is_some()
     }
 
-    /// Keeps computed prompts in `dir`. `variant` is what changes the computed numbers, apart from
-    /// the model and the adapter.
+    /// Stores caches of computed prompts in `dir`. `variant` names the settings that change the
+    /// computed values, apart from the model and the adapter.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn with_tier(mut self, dir: Directory, variant: String) -> Result<Self> {
         let computation = Computation {
             model: self.identity.clone(),
@@ -34,8 +34,8 @@ impl Engine {
         Ok(self)
     }
 
-    /// The hash of an adapter's files, if prompts are kept on disk. `None` if it is unknown; then
-    /// prompts with this adapter are not kept.
+    /// Returns the hash of an adapter's files, if prompts are stored on disk. Returns `None` if the
+    /// files cannot be read; then prompts with this adapter are not stored.
     pub(super) fn hash_of_adapter(&self, dir: &Path) -> Option<String> {
         self.tier.as_ref()?;
         hash_of_files(dir)
@@ -43,11 +43,11 @@ impl Engine {
             .ok()
     }
 
-    /// The computed prompts on disk, and the hash of the adapter's files, if caches of `epoch` may
-    /// be kept. Caches with an adapter of memory may not: it has no name.
+    /// Returns the disk tier and the hash of the adapter's files, if caches of `epoch` may be
+    /// stored. Returns `None` for an adapter that is not from files, because it has no name.
     fn tier_in(&self, epoch: u64) -> Option<(&Tier, Option<String>)> {
         let tier = self.tier.as_ref()?;
-        // The lock is held so that the adapter cannot change in between.
+        // Holds the lock so that the adapter cannot change between the reads.
         let adapter = self.adapter.lock();
         if self.prefixes.epoch() != epoch {
             return None;
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Keeps caches of `epoch`, which hold `tokens`, on disk, if the engine has a directory.
+    /// Stores the caches of `tokens`, computed in `epoch`, on disk, if the engine has a disk tier.
     pub fn keep_on_disk(
         &self,
         (epoch, salt): (u64, Option<&str>),
@@ -74,8 +74,9 @@ impl Engine {
         }
     }
 
-    /// Caches from disk for a prompt, and the number of tokens in them, if they hold enough more
-    /// than those in memory. `like` are empty caches for the prompt, with these options.
+    /// Returns caches from disk for a prompt and the number of tokens in them, if they contain
+    /// sufficiently more tokens than the caches in memory. `like` are empty caches for the prompt,
+    /// with these options.
     pub fn take_from_disk(
         &self,
         (decoder, options): (&dyn Decoder, &CacheOptions),

@@ -34,7 +34,7 @@ pub const NAMES: &str =
     "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu, relu2";
 
 impl Activation {
-    /// The activation with this name in configurations.
+    /// Returns the activation with this name in configurations.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "silu" | "swish" => Self::Silu,
@@ -58,7 +58,7 @@ impl Activation {
         }
     }
 
-    /// The corresponding activation of the kernels; `None` if the kernels lack it.
+    /// Returns the kernels' activation; `None` if the kernels do not support it.
     pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {
             Self::Silu => Some(cpu::Gate::Silu),
@@ -85,8 +85,8 @@ impl Activation {
             } => {
                 let scalar = |value: f32| Array::scalar(value)?.astype(x.dtype());
                 let squares = x.square()?.multiply(&scalar(positive)?)?;
-                // `where_` computes both branches, and the exponential of a large positive input
-                // would overflow. So inputs are limited first.
+                // `where_` computes both branches. The limit keeps the exponential of a large
+                // positive input from overflowing.
                 let below = x.minimum(&scalar(eps)?)?.expm1()?.subtract(x)?;
                 let below = below.multiply(&scalar(negative)?)?;
                 let curve = where_(&x.greater(&scalar(0.0)?)?, &squares, &below)?;
@@ -96,7 +96,7 @@ impl Activation {
     }
 }
 
-/// `log(1 + exp(x))`.
+/// Computes `log(1 + exp(x))`.
 ///
 /// # Errors
 /// If memory runs out.
@@ -107,7 +107,7 @@ pub fn softplus(x: &Array, differentiated: bool) -> Result<Array> {
     }
 }
 
-/// `1 / (1 + exp(-x))`, computed as [`silu`] is.
+/// Computes `1 / (1 + exp(-x))`, with the same choice of kernels as [`silu`].
 ///
 /// # Errors
 /// If memory runs out.
@@ -118,7 +118,7 @@ pub fn sigmoid(x: &Array, differentiated: bool) -> Result<Array> {
     }
 }
 
-/// The hyperbolic tangent, computed as [`silu`] is.
+/// Computes the hyperbolic tangent, with the same choice of kernels as [`silu`].
 ///
 /// # Errors
 /// If memory runs out.
@@ -129,7 +129,7 @@ pub fn tanh(x: &Array, differentiated: bool) -> Result<Array> {
     }
 }
 
-/// A function by our kernels. `None` if MLX must compute it.
+/// Computes a function with our kernels. Returns `None` if MLX must compute it.
 fn on_kernels(x: &Array, function: cpu::Function, differentiated: bool) -> Result<Option<Array>> {
     let float = x.dtype() == Dtype::Float32 && x.size() > 0;
     if !differentiated && float && super::on_kernels()? {
@@ -138,8 +138,8 @@ fn on_kernels(x: &Array, function: cpu::Function, differentiated: bool) -> Resul
     Ok(None)
 }
 
-/// `silu(x)`, times `y` if it is given. Our kernels compute it for float32, unless the current
-/// stream is not on the CPU, or the result needs gradients.
+/// Computes `silu(x)`, times `y` if given. Our kernels compute it for float32 if the current stream
+/// is on the CPU and the result needs no gradients.
 ///
 /// # Errors
 /// If the shapes differ.

@@ -7,8 +7,8 @@ use mlx_rs_core::{Array, cpu};
 
 use super::matrix::NormSpec;
 
-/// The kernels' types for an attention layer, for views of caches and for buffers. Other modules
-/// import these types from here.
+/// The kernels' types for attention layers, views of caches, and buffers. Other modules import
+/// these types from here.
 pub use mlx_rs_core::cpu::{
     Heads, KvBuffer, KvPacking, KvType, KvView as PlainView, Locality, Rotation, TokenRange,
     join_kv, pack_kv, unpack_kv,
@@ -67,7 +67,7 @@ pub enum RotarySpec<'a> {
 }
 
 impl AttentionSpec<'_> {
-    /// The layer in the kernels' form; `None` if the kernels do not support the layer.
+    /// Returns the layer in the kernels' form; `None` if the kernels do not support the layer.
     pub fn heads(&self) -> Option<Heads> {
         let across = self.across_heads && !matches!(self.q_norm, NormSpec::None);
         let across = across || self.after_rotation;

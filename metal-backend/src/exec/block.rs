@@ -1,5 +1,5 @@
-//! Decides which decoder blocks our kernels run as one operation. `arch/stack.rs` computes all
-//! others.
+//! Decides which decoder blocks our kernels compute as one operation. `arch/stack.rs` computes all
+//! other blocks.
 
 use mlx_rs_core::{Array, Dtype, Result};
 
@@ -7,15 +7,16 @@ use super::activation::Activation;
 use super::attention::Heads;
 use super::matrix::{NormSpec, Part, biased};
 
-/// The kernels' types: a block, and a row's tokens with memory for their keys and values.
+/// The kernels' types: a block, and a row's tokens with the memory of their keys and values.
 pub use mlx_rs_core::cpu::{Block, KvSlot};
 
-/// The maximum number of tokens for a fused block: the default prefill step. For more tokens,
-/// intermediate results should be in MLX's memory, because MLX counts its memory.
+/// The maximum number of tokens for a fused block: the default prefill step. For more tokens, MLX
+/// should allocate the intermediate results, because it counts only its own memory.
 const MOST_TOKENS: i32 = 512;
 
-/// A decoder block: `h = x + attention(norm(x))`, then `h + down(act(gate(norm(h))) *
-/// up(norm(h)))`. A part is `None` if it is missing or an adapter changes it.
+/// A decoder block: `h = x + attention(norm(x))`, then
+/// `h + down(act(gate(norm(h))) * up(norm(h)))`.
+/// A matrix is `None` if it is missing or an adapter changes it.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSpec<'a> {
     /// The norm before attention.
@@ -24,7 +25,7 @@ pub struct BlockSpec<'a> {
     pub projections: [Option<Part<'a>>; 3],
     /// The output projection.
     pub output: Option<Part<'a>>,
-    /// The norm before the feed-forward part.
+    /// The norm before the feed-forward block.
     pub feed_norm: NormSpec<'a>,
     /// The gate's activation.
     pub activation: Activation,
@@ -43,8 +44,8 @@ impl<'a> BlockSpec<'a> {
         Ok(x.dtype() == Dtype::Float32 && x.dim(1)? <= MOST_TOKENS)
     }
 
-    /// The block in the kernels' form, with these heads; `None` if the kernels do not support the
-    /// block.
+    /// Returns the block in the kernels' form, with these heads; `None` if the kernels do not
+    /// support the block.
     pub fn block(&self, heads: &'a Heads) -> Option<Block<'a>> {
         let [q, k, v] = self.projections;
         let [gate, up] = self.gate_up;

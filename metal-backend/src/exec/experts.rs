@@ -7,7 +7,7 @@ use super::activation::Activation;
 use super::matrix::kernel_numbers;
 use super::weight::Weight;
 
-/// The kernels' backward pass requires that the number of inputs is a multiple of this number.
+/// The kernels' backward pass requires a multiple of this number of inputs.
 const KERNEL_INPUTS: i32 = 16;
 
 /// A stack of matrices `[experts, out, in]`, prepared for multiplication.
@@ -39,8 +39,8 @@ impl ExpertMatrix {
             })
         };
         Ok(Self(match weight {
-            // Only our kernels can multiply float32 inputs by 16-bit matrices. MLX needs float32
-            // weights.
+            // Only our kernels multiply float32 inputs by 16-bit matrices. MLX computes this
+            // product, so it needs float32 weights.
             Weight::Dense(w) if on_cpu => dense(w.astype(Dtype::Float32)?)?,
             Weight::Dense(w) => dense(w)?,
             Weight::Quantized(q) => Kind::Quantized(q),
@@ -51,7 +51,7 @@ impl ExpertMatrix {
         }))
     }
 
-    /// The stack as a weight that shares memory with this matrix.
+    /// Returns the stack as a weight that shares memory with this matrix.
     pub fn weight(&self) -> Result<Weight> {
         Ok(match &self.0 {
             Kind::Dense { transposed } => Weight::Dense(transposed.swap_axes(-1, -2)?),
@@ -69,7 +69,7 @@ impl ExpertMatrix {
         })
     }
 
-    /// The weights `[experts, out, in]` in float32.
+    /// Returns the weights `[experts, out, in]` in float32.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => transposed.swap_axes(-1, -2)?.astype(Dtype::Float32),
@@ -82,8 +82,8 @@ impl ExpertMatrix {
     }
 
     /// Multiplies `x` `[.., 1, in]` by the matrices of the experts `ids` `[..]`, after
-    /// broadcasting: `[.., 1, out]`. `sorted`: the ids are in ascending order. `differentiated`:
-    /// the result needs gradients.
+    /// broadcasting: `[.., 1, out]`. `sorted` says that the ids are in ascending order,
+    /// `differentiated` that the result needs gradients.
     pub fn product(
         &self,
         x: &Array,
@@ -113,7 +113,7 @@ impl ExpertMatrix {
     }
 }
 
-/// The stack for our kernels; `None` if the kernels do not support its format.
+/// Returns the stack for our kernels; `None` if the kernels do not support its format.
 fn kernel_stack(weight: &Weight) -> Result<Option<cpu::ExpertMatrix>> {
     let [experts, outputs, inputs] = weight.shape()[..] else {
         return Ok(None);
@@ -183,7 +183,7 @@ pub enum ExpertGate {
 }
 
 impl ExpertGate {
-    /// The corresponding gate of the kernels; `None` if the kernels lack it.
+    /// Returns the kernels' gate; `None` if the kernels do not support it.
     fn kernel(self) -> Option<cpu::ExpertGate> {
         match self {
             Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
@@ -230,8 +230,8 @@ impl ExpertGate {
 }
 
 /// Computes a mixture of experts as one operation: the experts `ids` `[.., k]` for rows `x` `[..,
-/// hidden]`, summed with `weights` `[.., k]`: `[.., hidden]`. `parts` are gate, up and down. `None`
-/// if the kernels do not support the mixture, or if a part is `None`.
+/// hidden]`, summed with `weights` `[.., k]`: `[.., hidden]`. `parts` are gate, up and down.
+/// Returns `None` if the kernels do not support the mixture, or if a part is `None`.
 pub fn expert_block(
     parts: [Option<ExpertPart<'_>>; 3],
     activation: ExpertGate,

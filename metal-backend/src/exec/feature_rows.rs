@@ -1,4 +1,4 @@
-//! Computes selected features of a feed-forward part from matrices stored as one row per feature.
+//! Computes selected features of a feed-forward block from matrices with one row per feature.
 
 use mlx_rs_core::io::Floats;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
@@ -14,7 +14,7 @@ pub struct FeatureParts {
     pub shape: [i32; 2],
     /// The gate's activation.
     pub activation: Activation,
-    /// Gate rows; `None` if the model's own gate is used. For a part without a gate, these are the
+    /// Gate rows; `None` if the model's own gate is used. In a block without a gate, these are the
     /// up rows.
     pub gate: Option<FeatureNumbers>,
     /// Up rows, if there is a gate.
@@ -64,13 +64,13 @@ struct Copied {
     down_bias: Option<Array>,
 }
 
-/// Whether features are copied to arrays. If not, kernels read them from mapped memory.
+/// Whether features are copied to arrays. Otherwise, kernels read them from mapped memory.
 pub fn copies_features(on_cpu: bool) -> bool {
     !on_cpu || !cpu::enabled()
 }
 
 impl FeatureRows {
-    /// Prepares the parts of a layer for the CPU if `on_cpu`; otherwise copies them as `dtype`.
+    /// Prepares the features of a layer for the CPU if `on_cpu`; otherwise copies them as `dtype`.
     pub fn new(parts: FeatureParts, on_cpu: bool, dtype: Dtype) -> Result<Self> {
         let shape = parts.shape;
         let kind = if !copies_features(on_cpu) {
@@ -110,7 +110,7 @@ impl FeatureRows {
         self.activation
     }
 
-    /// Whether the part has up rows in addition to gate rows.
+    /// Whether the block has up rows in addition to gate rows.
     pub fn is_gated(&self) -> bool {
         match &self.kind {
             Kind::Kernel(rows) => rows.up.is_some(),
@@ -118,8 +118,8 @@ impl FeatureRows {
         }
     }
 
-    /// The gates of all features before the activation function, computed from the gate rows: `[..,
-    /// hidden] -> [.., features]`.
+    /// Returns the gates of all features before the activation function, computed from the gate
+    /// rows: `[.., hidden] -> [.., features]`.
     ///
     /// # Errors
     /// If shapes do not match, or there are no gate rows.
@@ -142,11 +142,11 @@ impl FeatureRows {
         })
     }
 
-    /// The inputs of the down rows, `[.., features]`. Features outside the position's `top_k` are
-    /// 0. This function computes all features.
+    /// Returns the inputs of the down rows, `[.., features]`. Features outside the position's
+    /// `top_k` are 0. This function computes all features, including those that become 0.
     ///
     /// # Errors
-    /// As [`Self::walk`].
+    /// The errors of [`Self::walk`].
     pub fn activations(&self, x: &Array, gates: &Array, top_k: usize) -> Result<Array> {
         let mut all = self.activation.apply(gates)?;
         let products = match &self.kind {
@@ -164,9 +164,9 @@ impl FeatureRows {
         }
     }
 
-    /// The output `[.., hidden]` of the `top_k` features with the greatest gate magnitude per
-    /// position. Inputs are `x` `[.., hidden]` and the gates before the activation function, `[..,
-    /// features]`.
+    /// Returns the output `[.., hidden]` of the `top_k` features with the greatest gate magnitude
+    /// per position. Inputs are `x` `[.., hidden]` and the gates before the activation function,
+    /// `[.., features]`.
     ///
     /// # Errors
     /// If shapes do not match, or gradients are required, which this function does not support.
@@ -222,8 +222,8 @@ pub fn gate_products(
     }
 }
 
-/// The indices of the `top_k` greatest gate magnitudes per position, `[.., features] -> [.., k]`.
-/// `None` if all features are selected.
+/// Returns the indices of the `top_k` greatest gate magnitudes per position, `[.., features] ->
+/// [.., k]`. Returns `None` if all features are selected.
 pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     let features = gates.dim(-1)?;
     match i32::try_from(top_k) {
@@ -235,7 +235,7 @@ pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     }
 }
 
-/// Keeps `values` at the features `best`, and sets the rest to 0: `[.., features]`.
+/// Keeps `values` at the features `best`, and sets all others to 0: `[.., features]`.
 pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
     let selected = values.take_along_axis(best, -1)?;
     values.zeros_like()?.put_along_axis(best, &selected, -1)
@@ -263,7 +263,7 @@ impl Copied {
         let best = greatest_features(gates, top_k)?;
         let activated = activation.apply(gates)?;
         let y = match best {
-            // A single position needs only the rows of its own features.
+            // A single position needs only the rows of its selected features.
             Some(best) if x.size() == hidden.unsigned_abs() as usize => {
                 let best = best.reshape(&[-1])?;
                 let mut weights = activated.reshape(&[-1])?.take_clamped(&best, 0)?; // [k]

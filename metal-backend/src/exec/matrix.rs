@@ -1,5 +1,5 @@
-//! Multiplication by matrices, and the operations fused with it: a preceding norm, biases, and an
-//! epilogue.
+//! Multiplication by matrices, and operations that are fused with it: a preceding norm, biases, and
+//! an epilogue.
 
 use mlx_rs_core::{Array, DeviceKind, Dtype, Error, ErrorKind, Result, Stream, cpu};
 
@@ -23,13 +23,13 @@ enum Kind {
     Absent,
 }
 
-/// For a greater `k`, all outputs are computed and sorted.
+/// For a greater `k`, [`greatest`] leaves the computation to the caller.
 const MOST_GREATEST: usize = 1024;
 
 /// A matrix with an optional bias `[out]`.
 pub type Part<'a> = (&'a Matrix, Option<&'a Array>);
 
-/// The norm that is fused with the following multiplication.
+/// The norm before a multiplication, which may be fused with it.
 #[derive(Debug, Clone, Copy)]
 pub enum NormSpec<'a> {
     /// No norm.
@@ -41,7 +41,7 @@ pub enum NormSpec<'a> {
 }
 
 impl<'a> NormSpec<'a> {
-    /// The norm in the kernels' form; `None` if the kernels do not support the norm.
+    /// Returns the norm in the kernels' form; `None` if the kernels do not support the norm.
     pub(super) fn kernel(self) -> Option<cpu::RowNorm<'a>> {
         match self {
             Self::None => Some(None),
@@ -91,7 +91,7 @@ impl Matrix {
         }))
     }
 
-    /// The matrix in the layout with which products of encoders are fastest, if the kernels have it
+    /// Converts the matrix to the layout that is fastest for encoders, if the kernels support it
     /// ([`cpu::DenseMatrix::into_columns`]).
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Matrix {
         })
     }
 
-    /// A matrix that is not loaded. Multiplying by it is an error.
+    /// Returns a matrix that is not loaded. Multiplying by it is an error.
     #[must_use]
     pub fn absent() -> Self {
         Self(Kind::Absent)
@@ -115,7 +115,8 @@ impl Matrix {
         !matches!(self.0, Kind::Absent)
     }
 
-    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated`: the result needs gradients.
+    /// Computes `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result needs
+    /// gradients.
     pub fn product(&self, x: &Array, differentiated: bool) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => x.matmul(transposed),
@@ -126,10 +127,10 @@ impl Matrix {
         }
     }
 
-    /// `x W^T + b`, otherwise as [`Self::product`].
+    /// Computes `x W^T + b`, otherwise as [`Self::product`].
     ///
     /// # Errors
-    /// As [`Self::product`].
+    /// The errors of [`Self::product`].
     pub fn affine(&self, x: &Array, bias: &Array, differentiated: bool) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => bias.addmm(x, transposed, 1.0, 1.0),
@@ -137,7 +138,7 @@ impl Matrix {
         }
     }
 
-    /// The weights `[out, in]` in float32.
+    /// Returns the weights `[out, in]` in float32.
     ///
     /// # Errors
     /// If the matrix is not loaded, or memory runs out.
@@ -164,19 +165,19 @@ impl Matrix {
     }
 }
 
-/// `x W^T` for a float32 `weight` `[out, in]` that is used once: `[.., in] -> [.., out]`. The
-/// result has no gradient for the weight.
+/// Computes `x W^T` for a float32 `weight` `[out, in]` that is used only once: `[.., in] -> [..,
+/// out]`. The result has no gradient for the weight.
 ///
 /// # Errors
 /// If `x` does not end in the input dimension.
 pub fn product_of(x: &Array, weight: &Array) -> Result<Array> {
     let on_cpu = Stream::current()?.device().kind() == DeviceKind::Cpu;
     let weight = Weight::Dense(weight.astype(x.dtype())?);
-    // The kernels compute in float32. Other types have MLX's operation.
+    // The kernels compute only float32; MLX computes other types.
     Matrix::new(weight, on_cpu && x.dtype() == Dtype::Float32)?.product(x, false)
 }
 
-/// The weights of a kernel matrix, `[out, in]` in float32.
+/// Returns the weights of a kernel matrix, `[out, in]` in float32.
 pub(super) fn kernel_numbers(matrix: &cpu::Matrix) -> Result<Array> {
     match matrix {
         cpu::Matrix::Dense(m) => m.weight()?.astype(Dtype::Float32),
@@ -192,7 +193,8 @@ fn not_loaded() -> Error {
     Error::new(ErrorKind::Unsupported, "linear", message)
 }
 
-/// The part in the kernels' form. `None` if `part` is `None` or the kernels do not support it.
+/// Converts a part to the kernels' form. Returns `None` if `part` is `None` or the kernels do not
+/// support it.
 pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
     let (matrix, bias) = part?;
     Some((matrix.kernel()?, bias))
@@ -234,9 +236,10 @@ pub fn project<'a>(
     projection.of(x).map(Some)
 }
 
-/// The `k` greatest outputs for each row of `x` `[.., in]`, after a norm, in descending order.
-/// Returns values and columns, float32 and uint32 `[rows, k]`. Other outputs are not stored in
-/// memory. `None` if the kernels do not support this, or if storing all outputs is faster.
+/// Computes the `k` greatest outputs for each row of `x` `[.., in]`, after a norm, in descending
+/// order. Returns values and columns, float32 and uint32 `[rows, k]`. Does not store the other
+/// outputs in memory. Returns `None` if the kernels do not support this, or if storing all outputs
+/// is faster.
 ///
 /// # Errors
 /// If `x` does not end in the input dimension, or there are fewer than `k` outputs.
@@ -246,8 +249,8 @@ pub fn greatest(
     x: &Array,
     k: usize,
 ) -> Result<Option<(Array, Array)>> {
-    // An insertion into a row's list costs up to k moves, so large k are slow. This function
-    // multiplies in float32. With AMX, tile multiplications are much faster, although they store
+    // An insertion into a row's list moves up to `k` values, so a large `k` is slow. This function
+    // multiplies in float32. With AMX, tile multiplications are much faster, even though they store
     // all outputs.
     if k == 0 || k > MOST_GREATEST || cpu::instruction_set() == "amx" {
         return Ok(None);

@@ -1,25 +1,24 @@
-//! The single place that chooses between our CPU kernels and MLX's operations.
+//! The only module that chooses between our CPU kernels and MLX's operations.
 //!
 //! Layers, caches, samplers and the loader describe their computation. Each file in this folder
-//! accepts one kind of description, and decides whether our kernels support it. The file also has
-//! MLX's implementation. If MLX needs several operations of other layers, the file returns `None`,
-//! and the caller computes these operations. There is one file per operation, so that each choice
-//! is next to its alternatives.
+//! accepts one kind of description, and decides whether our kernels support it. The file also
+//! contains MLX's implementation, next to this choice. If MLX needs operations of other layers, the
+//! file returns `None`, and the caller computes them.
 //!
-//! | File | What it decides |
+//! | File | Decision |
 //! |---|---|
-//! | `row_blocks.rs` | which blocks of GGUF files kernels pack |
+//! | `row_blocks.rs` | which GGUF blocks are packed directly by kernels |
 //! | `weight.rs` | layout of a matrix in memory, and whether the loader keeps it quantized |
 //! | `matrix.rs` | matrix multiplications, alone or fused with a norm and an epilogue |
 //! | `norm.rs` | layer norms |
-//! | `activation.rs` | which activation functions the kernels have |
-//! | `experts.rs` | multiplications by expert matrices, and the block of a mixture |
-//! | `feature_rows.rs` | selected features of feed-forward parts, from mapped files |
-//! | `parallel.rs` | quantized multiplications of MLX on one stream or on two |
-//! | `attention.rs` | which attention layers the kernels have |
-//! | `block.rs` | which whole decoder blocks the kernels have |
-//! | `recurrence.rs` | which recurrences the kernels have |
-//! | `sampling.rs` | kernels or MLX for samples and log-probabilities |
+//! | `activation.rs` | which activation functions the kernels compute |
+//! | `experts.rs` | multiplications by expert matrices, and the fused mixture of experts |
+//! | `feature_rows.rs` | selected features of feed-forward blocks, from mapped files |
+//! | `parallel.rs` | MLX's quantized multiplications on one stream or on two |
+//! | `attention.rs` | which attention layers the kernels compute |
+//! | `block.rs` | which complete decoder blocks the kernels compute |
+//! | `recurrence.rs` | which recurrences the kernels compute |
+//! | `sampling.rs` | kernels or MLX for sampling and log-probabilities |
 //!
 //! No other module of the engine may name `mlx_rs_core::cpu`; `tests/engine/layers.rs` checks this.
 

@@ -4,8 +4,8 @@
 use mlx_rs_core::{Array, Dtype, Result, cpu, fast};
 
 /// Normalizes `x` `[.., k]` to zero mean and unit variance over the last axis, multiplies by
-/// `weight` `[k]` and adds `bias` `[k]`. `on_cpu`: the current stream is on a CPU.
-/// `differentiated`: the result needs gradients.
+/// `weight` `[k]` and adds `bias` `[k]`. `on_cpu` says whether the current stream is on a CPU,
+/// `differentiated` whether the result needs gradients.
 ///
 /// # Errors
 /// If weight or bias do not match the last axis.

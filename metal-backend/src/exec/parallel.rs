@@ -1,21 +1,21 @@
-//! Multiplication by quantized matrices with MLX, for formats that our kernels lack. On a CPU
-//! stream, MLX runs one operation at a time, on one core. So a matrix is split in two halves on two
-//! streams, which use two cores. A GPU has no benefit from this split.
+//! Multiplication by quantized matrices with MLX, for formats that our kernels do not support. On a
+//! CPU stream, MLX runs one operation at a time, on one core. So a matrix is split into two halves
+//! on two streams, which use two cores. A GPU does not benefit from this split.
 
 use std::sync::OnceLock;
 
 use mlx_rs_core::{Array, Device, Dtype, Quantized, Result, Stream, concatenate, eval};
 
-/// Minimum number of weights to split. Below it, switching streams costs more time than the split
-/// saves.
+/// Minimum number of weights for a split. For fewer weights, switching streams costs more time than
+/// the split saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
-/// A quantized matrix, whole or split for two streams.
+/// A quantized matrix, complete or split for two streams.
 #[derive(Debug, Clone)]
 enum How {
-    /// The whole matrix.
+    /// The complete matrix.
     Whole(Quantized),
-    /// The upper and the lower half of the rows. Both share the memory of the matrix.
+    /// The upper and the lower half of the rows. Both share the matrix's memory.
     Halves(Quantized, Quantized),
 }
 
@@ -48,7 +48,8 @@ impl ParallelMatrix {
         Self::with_mlx(matrix, on_cpu && two_cores())
     }
 
-    /// The matrix for MLX, split in halves if `cut` is set and the matrix is large enough.
+    /// Prepares the matrix for MLX, split into halves if `cut` is set and the matrix is large
+    /// enough.
     fn with_mlx(matrix: Quantized, cut: bool) -> Result<Self> {
         let shape = matrix.weight.shape();
         let rows = shape.first().copied().unwrap_or(0);
@@ -67,15 +68,15 @@ impl ParallelMatrix {
                 biases: matrix.biases.as_ref().map(rows).transpose()?,
                 ..matrix
             };
-            // The halves are views of existing memory. They are evaluated once, instead of in every
-            // step.
+            // The halves are views of the matrix. Evaluating them here avoids an evaluation in
+            // every step.
             eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
             Ok(part)
         };
         Ok(Self(How::Halves(part(0, rows / 2)?, part(rows / 2, rows)?)))
     }
 
-    /// The weights `[n, k]` in float32.
+    /// Returns the weights `[n, k]` in float32.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {
             How::Whole(matrix) => matrix.dequantize(Dtype::Float32),

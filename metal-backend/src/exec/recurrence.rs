@@ -11,8 +11,8 @@ pub use mlx_rs_core::cpu::{
     DiagonalMemory, Memory, MemoryInputs, MemoryRule, ScalarMemory, SelectiveScan,
 };
 
-/// The outputs and the state of `scan`, which calls one of our kernels. `None` if the current
-/// stream is not on the CPU, or the result needs gradients; the caller then uses MLX.
+/// Calls `scan`, which runs one of our kernels, and returns its result. Returns `None` if the
+/// current stream is not on the CPU, or the result needs gradients; the caller then uses MLX.
 pub fn by_kernel<T>(differentiated: bool, scan: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
     match differentiated || !super::on_kernels()? {
         true => Ok(None),
@@ -20,7 +20,7 @@ pub fn by_kernel<T>(differentiated: bool, scan: impl FnOnce() -> Result<T>) -> R
     }
 }
 
-/// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and
+/// Whether GPU kernels compute the mLSTM recurrence: only if the current stream is on a GPU and
 /// `MLX_GPU_RECURRENCE` is `on`. These kernels have not run on a GPU yet, so MLX's operations are
 /// the default.
 ///

@@ -1,16 +1,16 @@
-//! Which blocks of GGUF files kernels pack directly into the layout of our kernels.
+//! GGUF blocks that kernels pack directly into our kernels' layout.
 
 use inference_formats::quantization::GgmlType;
 use mlx_rs_core::cpu::{self, BlockKind, PackedBlockMut};
 
 use super::INTERLEAVED_ROWS;
 
-/// A type of blocks that kernels pack.
+/// A type of GGUF blocks that kernels can pack.
 #[derive(Debug, Clone, Copy)]
 pub struct RowBlocks(BlockKind);
 
 impl RowBlocks {
-    /// The kernels for blocks of `kind`; `None` if there are none.
+    /// Returns the kernels for blocks of `kind`; `None` if there are none.
     pub fn of(kind: GgmlType) -> Option<Self> {
         let kind = match kind {
             GgmlType::Q4_0 => BlockKind::Q4_0,
@@ -27,8 +27,8 @@ impl RowBlocks {
     }
 
     /// Packs rows of `row_bytes` bytes into the interleaved parts of their layout. Row `i` of the
-    /// result is row `stored(i)` of `bytes`. Returns `false`, possibly after some writes, if the
-    /// rows are not whole row blocks or a part does not fit them.
+    /// result is row `stored(i)` of `bytes`. Returns `false`, perhaps after some writes, if the
+    /// rows are not complete row blocks or a part has the wrong size.
     pub fn pack(
         self,
         bytes: &[u8],
@@ -42,7 +42,7 @@ impl RowBlocks {
         let ([words, scales, rest @ ..], true) = (out, whole) else {
             return false;
         };
-        // An empty slice may not be aligned, so it is not cast.
+        // An empty slice may be unaligned, and casting it would fail.
         let supers: Result<&mut [u16], _> = match rest {
             [] => Ok(&mut []),
             [supers, ..] => bytemuck::try_cast_slice_mut(supers),
@@ -84,7 +84,7 @@ impl RowBlocks {
         true
     }
 
-    /// The sizes of a row block; `None` if a row is not whole blocks.
+    /// Returns the sizes of a row block; `None` if a row does not consist of complete blocks.
     fn sizes(self, row_bytes: usize) -> Option<BlockSizes> {
         let kind = self.0;
         let count = row_bytes / kind.bytes();
@@ -97,7 +97,7 @@ impl RowBlocks {
     }
 }
 
-/// Numbers of elements of a row block in each part.
+/// The number of elements of a row block in each part.
 struct BlockSizes {
     words: usize,
     scales: usize,
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes without a pattern.
+    /// Returns pseudo-random bytes.
     fn noise(n: usize) -> Vec<u8> {
         let mut state = 12_345u32;
         let mut next = || {
@@ -120,8 +120,8 @@ mod tests {
         (0..n).map(|_| next()).collect()
     }
 
-    /// The interleaved parts by definition: each row is packed by itself, and its elements are
-    /// `INTERLEAVED_ROWS` elements apart.
+    /// Computes the interleaved parts by definition: packs each row separately, and writes its
+    /// elements `INTERLEAVED_ROWS` elements apart.
     fn by_definition(kind: GgmlType, rows: &[&[u8]], weights: usize) -> Vec<Vec<u8>> {
         let parts = kind.layout().parts();
         let mut all: Vec<Vec<u8>> = (parts.iter())
@@ -175,7 +175,7 @@ mod tests {
                     .map(|row| &stored[order(row) * row_bytes..][..row_bytes])
                     .collect();
                 let wanted = by_definition(kind, &rows, weights);
-                // Words keep the parts aligned.
+                // Memory of `u32` aligns the parts.
                 let mut memory: Vec<Vec<u32>> = wanted
                     .iter()
                     .map(|part| vec![0xaaaa_aaaa; part.len().div_ceil(4)])
@@ -189,7 +189,7 @@ mod tests {
                     out.iter().zip(&wanted).all(|(out, part)| *out == part),
                     "{what}"
                 );
-                // Parts and rows of other sizes are refused.
+                // Parts and rows of wrong sizes must not be packed.
                 assert!(!blocks.pack(&stored[..9 * row_bytes], row_bytes, order, &mut out));
                 assert!(!blocks.pack(&stored, row_bytes - 1, order, &mut out));
                 assert!(!blocks.pack(&stored[..8 * row_bytes], row_bytes, order, &mut out));

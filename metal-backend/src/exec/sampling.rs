@@ -8,11 +8,11 @@ pub use mlx_rs_core::cpu::{
     CountPenalties, DrawParams, LogProbabilities, Pick, RepetitionPenalty, SampleParams, SampleRow,
 };
 
-/// For more alternatives than this number, the logits are sorted.
+/// For more alternatives, MLX partitions the logits instead.
 const MOST_ALTERNATIVES: usize = 1024;
 
-/// Whether the kernel samples from logits of this vocabulary size. `on_cpu`: sampling runs on the
-/// CPU.
+/// Whether the kernel samples from logits of this vocabulary size. `on_cpu` says whether sampling
+/// runs on the CPU.
 pub fn by_kernel(on_cpu: bool, vocabulary: usize) -> bool {
     on_cpu && cpu::enabled() && vocabulary <= cpu::MAX_ROW_LEN
 }
@@ -25,8 +25,8 @@ pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     cpu::sample(logits, rows)
 }
 
-/// The `k` greatest values of each row of float32 `[rows, n]`, in descending order, and their
-/// indices: float32 and uint32 `[rows, k]`. `on_cpu` means the same as in [`by_kernel`].
+/// Returns the `k` greatest values of each row of float32 `[rows, n]`, in descending order, and
+/// their indices: float32 and uint32 `[rows, k]`. `on_cpu` means the same as in [`by_kernel`].
 ///
 /// # Errors
 /// If a row has fewer than `k` values.
@@ -38,7 +38,7 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
         let none = zeros(&[values.dim(0)?], Dtype::Uint32)?;
         cpu::log_probabilities(values, &none, k)?.indices
     } else {
-        // `argpartition` puts the greatest values last, in any order.
+        // `argpartition` puts the `k` greatest values last, in no particular order.
         (values.argpartition(n - count, -1)?).slice_axis(-1, n - count, n)?
     };
     let greatest = values.take_along_axis(&ids, -1)?;
@@ -49,9 +49,9 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
     ))
 }
 
-/// Log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most probable
-/// tokens, computed by the kernel. `None` if MLX must compute them. `on_cpu` means the same as in
-/// [`by_kernel`].
+/// Computes the log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most
+/// probable tokens, with the kernel. Returns `None` if MLX must compute them. `on_cpu` means the
+/// same as in [`by_kernel`].
 pub fn log_probabilities(
     logits: &Array,
     tokens: &Array,

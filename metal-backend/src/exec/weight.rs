@@ -1,5 +1,5 @@
-//! A weight in memory: dense, quantized, or in the layout of our kernels. This module decides the
-//! layout for the loader.
+//! A weight in memory: dense, quantized, or in our kernels' layout. This module decides the layout
+//! for the loader.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub enum Weight {
     Quantized(Quantized),
     /// Quantized, in the layout of our kernels.
     Interleaved(cpu::QuantizedMatrix),
-    /// A stack `[experts, out, in]` in the kernels' layout, one expert after another.
+    /// A stack `[experts, out, in]` in the kernels' layout, expert by expert.
     Experts {
         /// `[experts * out, in]`, where `out` is a multiple of 8.
         rows: cpu::QuantizedMatrix,
@@ -43,12 +43,12 @@ impl Weight {
         }
     }
 
-    /// Converts the weight to the best layout for the device. On a CPU this is our kernels' layout,
-    /// if the kernels are enabled and support the format. The original can then be dropped.
+    /// Converts the weight to the best layout for the device. On a CPU, this is our kernels'
+    /// layout, if the kernels are enabled and support the format. The original can then be dropped.
     ///
-    /// Only affine weights change, because their scales have the model's compute type. Scales of
-    /// other modes are bytes and do not show that type, so the loader decides the layout of these
-    /// weights.
+    /// Converts only affine weights: the type of their scales is the model's compute type. Scales
+    /// of other modes are bytes, from which the compute type is unknown, so the loader decides the
+    /// layout of these weights.
     ///
     /// # Errors
     /// If the parts of the weight do not match, or memory runs out.
@@ -77,8 +77,8 @@ impl Weight {
         }
     }
 
-    /// The integers, scales and biases in the layout of MLX's operations. `None` for dense weights,
-    /// and for formats that only our kernels have.
+    /// Returns the integers, scales and biases in the layout of MLX's operations. Returns `None`
+    /// for dense weights, and for formats that only our kernels support.
     pub fn quantized(&self) -> Result<Option<Quantized>> {
         match self {
             Weight::Dense(_) | Weight::Mapped(_) => Ok(None),
@@ -99,7 +99,7 @@ impl Weight {
         }
     }
 
-    /// Bits and group size; `None` for dense weights.
+    /// Returns bits and group size; `None` for dense weights.
     pub fn format(&self) -> Option<(i32, i32)> {
         match self {
             Weight::Dense(_) | Weight::Mapped(_) => None,
@@ -110,7 +110,7 @@ impl Weight {
         }
     }
 
-    /// `[out, in]`, or `[experts, out, in]`.
+    /// Returns `[out, in]`, or `[experts, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
         match self {
             Weight::Dense(w) => w.shape().to_vec(),
@@ -130,7 +130,7 @@ impl Weight {
         }
     }
 
-    /// The dequantized weight, as `dtype`.
+    /// Returns the dequantized weight as `dtype`.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.astype(dtype),
@@ -146,8 +146,8 @@ impl Weight {
         }
     }
 
-    /// The rows `from..to`. They share the weight's memory, except interleaved rows whose range is
-    /// not aligned to [`INTERLEAVED_ROWS`].
+    /// Returns the rows `from..to`. They share the weight's memory, except interleaved rows whose
+    /// range is not aligned to [`INTERLEAVED_ROWS`].
     ///
     /// # Errors
     /// If the range exceeds the rows.
@@ -200,7 +200,7 @@ impl Weight {
     }
 
     /// Creates a weight from packed integers and their [`factors`] (scales, biases) in the kernels'
-    /// layout. `format` is the number of rows, the bits and the group size.
+    /// layout. `format` contains the number of rows, the bits and the group size.
     pub fn from_interleaved(
         words: Array,
         factors: [Array; 2],
@@ -209,9 +209,8 @@ impl Weight {
         cpu::QuantizedMatrix::from_interleaved(words, factors, format).map(Self::Interleaved)
     }
 
-    /// Creates a weight of `rows` rows from the interleaved parts of a file's layout. This function
-    /// maps the layouts of files to those of the kernels. `None` if the kernels do not support the
-    /// layout.
+    /// Creates a weight of `rows` rows from interleaved parts in a file's layout. Returns `None` if
+    /// the kernels do not support the layout.
     ///
     /// # Errors
     /// If the parts do not match.
@@ -223,7 +222,7 @@ impl Weight {
         let parts = parts.into();
         use cpu::QuantizedMatrix as Matrix;
         let of_table = |parts: cpu::MatrixParts, codes: NibbleCodes, group: usize| {
-            // The group size is 16 or 32.
+            // The group size is 16 or 32, so the cast is exact.
             let table = table_of(codes).map(|table| (table, group as i32));
             table.map_or(Ok(None), |table| {
                 Matrix::from_table_codes(parts, rows, table)
@@ -245,14 +244,14 @@ impl Weight {
     }
 
     /// Creates a weight of `rows` rows in the kernels' layout from codes and byte scales in MXFP4,
-    /// MXFP8 or NVFP4. `None` if the kernels do not support the mode.
+    /// MXFP8 or NVFP4. Returns `None` if the kernels do not support the mode.
     pub fn from_float_codes(parts: [Array; 2], rows: i32, mode: QuantMode) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_float_codes(parts, rows, mode)?;
         Ok(matrix.map(Self::Interleaved))
     }
 
     /// Converts interleaved rows to a stack of `experts` experts. Each expert's number of rows must
-    /// be a multiple of [`INTERLEAVED_ROWS`]. Other weights do not change.
+    /// be a multiple of [`INTERLEAVED_ROWS`]. Does not change other weights.
     #[must_use]
     pub fn into_experts(self, experts: i32) -> Self {
         match self {
@@ -261,9 +260,8 @@ impl Weight {
         }
     }
 
-    /// Concatenates kernel matrices to a stack. `None` if a matrix is not in the kernels' layout,
-    /// or if formats differ. Also `None` if a number of rows is not a multiple of
-    /// [`INTERLEAVED_ROWS`].
+    /// Concatenates kernel matrices into a stack. Returns `None` if a matrix is not in the kernels'
+    /// layout, if formats differ, or if a number of rows is not a multiple of [`INTERLEAVED_ROWS`].
     pub fn joined(parts: &[Self]) -> Result<Option<Self>> {
         let packed: Option<Vec<_>> = parts
             .iter()
@@ -279,8 +277,8 @@ impl Weight {
         Ok(rows.map(|rows| Weight::Experts { rows, experts }))
     }
 
-    /// The rows with these ids, dequantized as `dtype`: `[..] -> [.., in]`. An id beyond the matrix
-    /// reads the last row.
+    /// Returns the rows with these ids, dequantized as `dtype`: `[..] -> [.., in]`. An id beyond
+    /// the matrix reads the last row.
     ///
     /// # Errors
     /// If the ids are not integers.
@@ -299,17 +297,17 @@ impl Weight {
 /// The number of rows that the kernels' layout interleaves.
 pub const INTERLEAVED_ROWS: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 
-/// Whether a matrix stored as `stored` keeps this type in memory, for a CPU that computes in
-/// `compute`.
+/// Whether a matrix that is stored as `stored` keeps this type in memory, for a CPU that computes
+/// in `compute`.
 pub fn keeps_half(stored: Dtype, compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::DenseMatrix::supports(stored)
 }
 
-/// The matrix of this type and shape at these bytes of a file. `None` if the kernels cannot read it
-/// there.
+/// Returns the matrix of this type and shape at these bytes of a file. Returns `None` if the
+/// kernels cannot read it there.
 ///
 /// # Errors
-/// If the bytes are not those of the shape, or the file was truncated.
+/// If the number of bytes does not match the shape, or the file was truncated.
 pub fn mapped(
     file: &MappedFile,
     bytes: Range<usize>,
@@ -320,12 +318,12 @@ pub fn mapped(
     Ok(matrix.map(Weight::Mapped))
 }
 
-/// Whether the kernels support packed matrices of this format with factors of type `compute`.
+/// Whether the kernels support packed matrices of this format with scales of type `compute`.
 pub fn keeps_packed(mode: QuantMode, bits: i32, group_size: i32, compute: Dtype) -> bool {
     cpu::QuantizedMatrix::supports(mode, bits, group_size, compute)
 }
 
-/// The kernels' table for these codes; `None` for float codes.
+/// Returns the kernels' table for these codes; `None` for float codes.
 fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
     Some(match codes {
         NibbleCodes::Iq4 => cpu::Table::Iq4,
@@ -338,14 +336,14 @@ fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
     })
 }
 
-/// Whether GGUF types that MLX lacks keep (almost) their stored bits in memory, for a CPU that
-/// computes in `compute`.
+/// Whether GGUF types that MLX does not support keep (almost) their stored bits in memory, for a
+/// CPU that computes in `compute`.
 pub fn keeps_gguf_bits(compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::enabled()
 }
 
-/// How weights are stored in memory, for estimates. Summarizes the three functions above. `on_cpu`
-/// says whether a CPU computes.
+/// Returns how weights are stored in memory, for estimates. Summarizes [`keeps_half`],
+/// [`keeps_packed`] and [`keeps_gguf_bits`]. `on_cpu` says whether a CPU computes.
 pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     fn packed(mode: &str, bits: i32, group_size: i32) -> bool {
         QuantMode::from_name(mode)
@@ -365,7 +363,7 @@ pub fn interleaved(rows: &Array) -> Result<Array> {
     cpu::QuantizedMatrix::interleaved(rows)
 }
 
-/// Scales or biases `[out, groups]` in the kernels' type and layout.
+/// Converts scales or biases `[out, groups]` to the kernels' type and layout.
 pub fn factors(rows: Array) -> Result<Array> {
     cpu::QuantizedMatrix::factors(rows)
 }
@@ -376,7 +374,7 @@ fn stacked(rows: &Array, experts: i32) -> Result<Array> {
     rows.reshape(&[experts, -1, width])
 }
 
-/// The rows `from..to`, dequantized.
+/// Returns the dequantized rows `from..to`.
 fn all_rows(matrix: &cpu::QuantizedMatrix, from: i32, to: i32) -> Result<Array> {
     let ids: Vec<i32> = (from..to).collect();
     let count = to.saturating_sub(from).max(0);

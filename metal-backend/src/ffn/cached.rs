@@ -17,10 +17,10 @@ thread_local! {
 
 /// Returns recorded outputs for inputs with equal bits, and computes other inputs densely.
 ///
-/// A pass over a [calibrated](Self::calibrate) prompt computes no feed-forward part, and its logits
-/// equal those of the recorded pass bit for bit. Each layer copies its inputs to the host to
+/// A pass over a [calibrated](Self::calibrate) prompt computes no feed-forward block, and its
+/// logits equal those of the recorded pass bit for bit. Each layer copies its inputs to the host to
 /// compare them; on a GPU, this copy waits for the device. Layers with an adapter are always
-/// computed. Use one backend per model, because models have different outputs for equal inputs.
+/// computed. Use one backend per model, because two models have different outputs for equal inputs.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl CachedFfn {
-    /// A backend without recorded outputs.
+    /// Creates a backend without recorded outputs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -62,11 +62,11 @@ impl CachedFfn {
     /// loaded with this backend. Returns the total number of recorded rows (positions times
     /// layers).
     ///
-    /// Each position needs `8 * hidden` bytes per layer.
+    /// Recording uses `8 * hidden` bytes per position and layer.
     ///
     /// # Errors
-    /// As [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in which no
-    /// layer has this backend.
+    /// The errors of [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in
+    /// which no layer has this backend.
     pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
         let other = || {
             let message = "no layer of this model has this CachedFfn as its backend";
@@ -132,7 +132,7 @@ impl CachedFfn {
         *self.state() = State::default();
     }
 
-    /// The recorded output of each input `[hidden]` of a layer; `None` for unknown inputs.
+    /// Returns the recorded output for each input `[hidden]` of a layer; `None` for unknown inputs.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
         let outputs = state.outputs.get(&layer);
@@ -153,8 +153,8 @@ impl FfnBackend for CachedFfn {
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let hidden = x.dim(-1)?;
         let width = usize::try_from(hidden).unwrap_or(0);
-        // A differentiated pass has no values to compare. Recorded outputs ignore adapters, which
-        // may change.
+        // A differentiated pass has no values to compare. A layer with an adapter is computed,
+        // because recorded outputs do not include the adapter.
         if adapter::differentiated() || part.is_adapted() || x.size() == 0 || width == 0 {
             return part.forward(x);
         }
@@ -182,7 +182,7 @@ impl FfnBackend for CachedFfn {
         if missing.len() == cached.len() {
             return part.forward(x);
         }
-        // The unknown rows are computed together: [.., hidden] -> [1, missing, hidden]
+        // One call computes all unknown rows: [.., hidden] -> [1, missing, hidden]
         let computed = match missing.is_empty() {
             true => Vec::new(),
             false => {

@@ -1,17 +1,17 @@
 //! Feed-forward backends that a program can select or write, one for each layer.
 //!
-//! A [`FfnBackend`] replaces the feed-forward part of the layers to which an [`FfnRouter`] assigns
+//! A [`FfnBackend`] replaces the feed-forward block of the layers to which an [`FfnRouter`] assigns
 //! it. Its inputs and outputs are arrays of [`mlx_rs_core`], so it runs on the model's device
-//! within the graph. Slices would need a copy from and to a GPU in every layer. The crate
-//! `inference` has no type for arrays, so the trait is in this crate.
+//! within the graph; slices would need copies from and to the GPU in every layer. The trait is in
+//! this crate because the crate `inference` has no array type.
 //!
 //! | backend | computes |
 //! |---|---|
-//! | [`DenseFfn`] | the trained feed-forward part |
+//! | [`DenseFfn`] | the trained feed-forward block |
 //! | [`SparseFfn`] | only the features with the greatest gates |
 //! | [`WalkFfn`] | only the features with the greatest gates, read from the mapped files of a vindex |
 //! | [`CachedFfn`] | recorded outputs for equal inputs, and the trained part for other inputs |
-//! | [`HighwayFfn`] | nothing: the layer adds only its attention or recurrent part |
+//! | [`HighwayFfn`] | nothing: the layer adds only the output of its attention or recurrence |
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -53,15 +53,15 @@ pub use crate::nn::sparse::SparseFfn;
 pub use cached::CachedFfn;
 pub use walk::WalkFfn;
 
-/// Loads a model. `router` computes the feed-forward parts of its layers; `options` apply to the
-/// others. The model implements the public traits like any other model, and
+/// Loads a model in which `router` selects the feed-forward backends; `options` apply to layers
+/// without one. The model implements the public traits like any other model, and
 /// [`TextModel::as_routed`] also runs it densely. Its prompt cache files are valid only for this
 /// model in this process.
 ///
 /// # Errors
-/// As [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that a backend
-/// cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or for a layer in
-/// both `router` and `options`.
+/// The errors of [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that
+/// a backend cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or for a
+/// layer in both `router` and `options`.
 pub fn load_model(
     path: impl AsRef<Path>,
     options: &LoadOptions,

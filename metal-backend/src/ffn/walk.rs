@@ -10,9 +10,9 @@ use crate::loader::Features;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
 use crate::nn::walk::{WalkRows, has_gate};
 
-/// Computes the `top_k` features with the greatest gate per position. The features come from a
-/// directory written by `mlx vindex build`; the gate is the model's own. Of the other matrices,
-/// only the rows of selected features are read, from mapped files.
+/// Computes only the `top_k` features with the greatest gates per position. The gate matrix is the
+/// model's. The rows of the other matrices come from mapped files, written by `mlx vindex build`,
+/// and only the rows of selected features are read.
 #[derive(Debug)]
 pub struct WalkFfn {
     features: Features,
@@ -20,8 +20,8 @@ pub struct WalkFfn {
 }
 
 impl WalkFfn {
-    /// Opens the features at `dir` for the model at `model`. `top_k` is at least 1. If `top_k`
-    /// reaches the number of features, the result equals the dense part up to rounding.
+    /// Opens the features at `dir` for the model at `model`. `top_k` is at least 1. If `top_k` is
+    /// at least the number of features, the result equals the dense block up to rounding.
     ///
     /// Loading a model checks each layer's bytes against their hashes.
     ///
@@ -45,8 +45,8 @@ impl FfnBackend for WalkFfn {
         "walk"
     }
 
-    /// Prepares the layer's rows in every call. Normally the backend from [`FfnBackend::bind`],
-    /// which prepares them once, computes instead.
+    /// Prepares the layer's rows in every call. Normally this is not called, because
+    /// [`FfnBackend::bind`] returns a backend that prepared them once.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> mlx_rs_core::Result<Array> {
         self.rows(part)?.forward(part, x)
     }
@@ -65,7 +65,7 @@ impl FfnBackend for WalkFfn {
 }
 
 impl WalkFfn {
-    /// The rows of `part`'s layer.
+    /// Returns the vindex rows of `part`'s layer.
     fn rows(&self, part: &FfnPart<'_>) -> mlx_rs_core::Result<WalkRows> {
         let refused = |message: String| {
             mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Unsupported, "walk", message)

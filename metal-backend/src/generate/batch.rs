@@ -1,6 +1,5 @@
-//! Concurrent requests: each step is one forward pass for all of them. Requests start and end at
-//! any time (continuous batching, Yu et al. 2022). Each request gets the same reply as if it ran
-//! alone.
+//! Runs concurrent requests: each step is one forward pass for all of them. Requests start and end
+//! at any time (continuous batching, Yu et al. 2022). A request gets the same reply as alone.
 //!
 //! The rows' tokens are packed without padding: a row of length `L` costs `L` positions. Each row
 //! has its own caches, so rows of any length and age run together. A prefix that several prompts
@@ -46,12 +45,12 @@ struct Member {
     draft: Option<Draft>,
     /// The request's error, which is reported after the step.
     error: Option<Error>,
-    /// The sampler's state before a pass, while the pass may still fail.
+    /// The sampler's state before a pass. It is restored if the pass fails.
     before: Option<Memory>,
 }
 
 impl Batch {
-    /// A batch without requests.
+    /// Creates a batch without requests.
     pub fn new(engine: Arc<Engine>) -> Self {
         Self {
             engine,
@@ -64,7 +63,7 @@ impl Batch {
     /// Adds a request for the token ids of a prompt.
     ///
     /// # Errors
-    /// As [`super::Generation::new`].
+    /// The errors of [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options)?;
         let engine = &self.engine;
@@ -89,11 +88,10 @@ impl Batch {
         Ok(id)
     }
 
-    /// The state of each row for prefix sharing. Ended rows share nothing.
+    /// Returns the state of each row for prefix sharing. Ended rows share nothing.
     fn row_states(&self) -> Vec<RowState> {
         let salt = |m: &Member| match &m.request.options().steering {
-            // The row's own prompt determines which positions are edited, so no other row may share
-            // its caches.
+            // The edits depend on the row's own prompt, so no other row may share its caches.
             Some(steering) if steering.depends_on_prompt() => Some(format!("r{}", m.id.number())),
             _ => m.request.salt(),
         };
@@ -123,8 +121,8 @@ impl Batch {
         self.rows.iter().map(of).collect()
     }
 
-    /// Copies shared prefixes to waiting rows until no copy is left. Returns, for each row, the end
-    /// of the prompt part that the row may compute; `None` for rows that compute nothing.
+    /// Copies shared prefixes to waiting rows until no copy is left. Returns, for each row, the
+    /// prompt position up to which it may compute; `None` for rows that compute nothing.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         if !self.engine.shares_prefixes() {
             let until = |m: &Member| {
@@ -181,9 +179,9 @@ impl Batch {
         }
     }
 
-    /// Computes parts of prompts, as many tokens as fit in one step, beginning with the shortest
-    /// remainder. Half of a step is reserved for the row that has waited longest, so that new short
-    /// prompts do not starve it. Rows whose prompt is complete sample their first token.
+    /// Computes as many prompt tokens as fit in one step. Rows with the fewest remaining tokens
+    /// come first. Half of a step is reserved for the row that has waited longest, so that new
+    /// short prompts do not starve it. Rows whose prompt is complete sample their first token.
     fn prefill(&mut self) -> Result<()> {
         let waits = |m: &Member| {
             m.sequence
@@ -204,7 +202,8 @@ impl Batch {
             until.map(|_| sequence.group())
         });
         let groups: BTreeSet<PassGroup> = waiting.collect();
-        // The groups of one kind share a step, so that running replies do not wait longer.
+        // Groups with edits share one step budget, as do groups without edits. So many groups do
+        // not delay running replies.
         for group in &groups {
             let passes = groups.iter().filter(|other| other.is_like(*group)).count();
             self.prefill_group(&until, *group, passes)?;
@@ -212,8 +211,8 @@ impl Batch {
         Ok(())
     }
 
-    /// As [`Self::prefill`], for the rows of a group, each up to its limit in `until`. The step has
-    /// this number of passes.
+    /// Computes prompt tokens as [`Self::prefill`], for the rows of one group, each up to its limit
+    /// in `until`. The group gets `1 / passes` of the step's tokens.
     fn prefill_group(
         &mut self,
         until: &[Option<usize>],
@@ -248,7 +247,7 @@ impl Batch {
             if Some(member.id) == oldest {
                 reserved = 0;
             }
-            // The limits are the rest of the step and the request's own step size.
+            // A row computes at most the rest of the step, and at most its own step size.
             let n = left
                 .min(step_size(member))
                 .min(budget.saturating_sub(total + reserved));
@@ -323,7 +322,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Starts the next token of every running row, then reads the pending tokens.
+    /// Queues the next token of every running row, then reads the pending tokens.
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
         let mut speculating: Vec<(&mut Member, Pending)> = Vec::new();
@@ -358,7 +357,8 @@ impl Batch {
                 }
             }
         }
-        // Tokens of earlier passes are good, even if a pass of this step failed.
+        // These tokens were queued by earlier passes, so they are valid even if a pass of this step
+        // failed.
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
@@ -432,7 +432,8 @@ impl BatchSession for Batch {
         if let Err(error) = self.compute()
             && !self.make_room(&error)
         {
-            // After a failed pass the caches are undefined, so no row can continue.
+            // After a failed pass, the contents of the caches are undefined, so no row can
+            // continue.
             for mut member in self.rows.drain(..) {
                 member.sequence = None;
                 member.request.fail(&error);
@@ -475,10 +476,10 @@ impl BatchSession for Batch {
     }
 }
 
-/// Starts the next token of the running rows of a group.
+/// Queues the next token of the running rows of a group.
 fn decode_group(running: &mut [(&mut Member, Pending)], group: PassGroup) -> Result<()> {
     let fault = engine_error("decode");
-    // Rows whose pending token is their last one start no further token.
+    // Rows whose pending token is their last queue no further token.
     let mut pass = SharedPass::default();
     let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
     let mut edits = Vec::new();
@@ -533,7 +534,7 @@ fn decode_group(running: &mut [(&mut Member, Pending)], group: PassGroup) -> Res
     Ok(())
 }
 
-/// The arrays of the pending token, to be evaluated.
+/// Returns the arrays of the pending token, to be evaluated.
 fn pending(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence.next.iter().flat_map(Pending::arrays)
 }
@@ -588,7 +589,7 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     Ok(())
 }
 
-/// The arrays of the state, evaluated with each step so that no graph is retained.
+/// Returns the arrays that each step must evaluate, so that no graph of earlier steps is retained.
 fn state(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence
         .sampler

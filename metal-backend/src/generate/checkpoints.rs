@@ -1,9 +1,10 @@
-//! Where a prefill keeps checkpoints of states that cannot be trimmed (`cache/checkpoint.rs`), so
-//! that a later prompt continues there.
+//! Chooses the positions of checkpoints during prefill. A checkpoint (`cache/checkpoint.rs`) copies
+//! states that cannot be trimmed, so that a later prompt can continue at its position.
 //!
-//! The next turn of a conversation repeats the last prompt up to the end of its last message. What
-//! follows may differ: templates add the beginning of the reply, and drop reasoning from earlier
-//! replies. Other conversations repeat the first message, which is often a system prompt.
+//! The next turn of a conversation repeats the last prompt up to the end of its last message. The
+//! tokens after that end may differ: templates add the beginning of the reply, and drop reasoning
+//! from earlier replies. Other conversations repeat the first message, which is often a system
+//! prompt.
 
 use inference::Result;
 
@@ -12,35 +13,38 @@ use crate::cache::checkpoint::{Cut, can_trim_anywhere};
 use crate::cache::{self, Caches, Checkpoints};
 use crate::error::engine;
 
-/// The minimum number of tokens before a checkpoint. Computing fewer tokens again costs less than a
-/// step of its own.
+/// The minimum position of a planned checkpoint. Computing fewer tokens again costs less than the
+/// extra prefill step.
 const LEAST: usize = 64;
 
-/// Where a step ends anyway, a checkpoint is kept if the last one is this many tokens away.
+/// The distance to the previous checkpoint at which the end of any prefill step becomes a
+/// checkpoint.
 const SPACING: usize = 512;
 
-/// The maximum distance of the last message's end from the end of the prompt.
+/// The maximum distance from the end of the last message to the end of the prompt. With a greater
+/// distance, [`BEFORE_END`] applies.
 const TAIL: usize = 64;
 
-/// The distance of the last planned checkpoint from the end of the prompt, if the end of its last
-/// message is not known. It should exceed the beginning of a reply in templates.
+/// The distance of the last planned checkpoint from the end of the prompt, if the end of the last
+/// message is unknown. It should exceed the length of the reply header in chat templates.
 const BEFORE_END: usize = 16;
 
 /// The checkpoints of one request.
 #[derive(Debug, Default)]
 pub struct Recorder {
     kept: Checkpoints,
-    /// Where a step must end for a checkpoint, ascending.
+    /// Positions at which a prefill step must end for a checkpoint, ascending.
     stops: Vec<usize>,
     /// The expected number of positions of the sequence.
     positions: i32,
     /// The maximum memory for checkpoints of all running requests, in bytes. `None` if this request
-    /// needs none.
+    /// needs no checkpoints.
     bytes: Option<usize>,
 }
 
 impl Recorder {
-    /// The checkpoints of `request`, whose states begin as `caches`, with `inherited` ones.
+    /// Creates the recorder of `request`, which starts with the states `caches` and the checkpoints
+    /// `inherited`.
     ///
     /// # Errors
     /// If memory runs out.
@@ -63,7 +67,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// The end of a step that begins at token `from` and would end at `to`.
+    /// Returns where a step must end that begins at token `from` and would end at `to`.
     pub fn end(&self, from: usize, to: usize) -> usize {
         let next = self.stops.iter().find(|stop| **stop > from);
         next.map_or(to, |stop| (*stop).min(to))
@@ -74,8 +78,9 @@ impl Recorder {
         self.bytes.is_some()
     }
 
-    /// Keeps a checkpoint of `caches` after a step that ended at token `at`, if it is of use there.
-    /// The memory is shared by `requests` running requests.
+    /// Stores a checkpoint of `caches` after a step that ended at token `at`, if one is planned
+    /// there or the last checkpoint is far away. The memory is shared by `requests` running
+    /// requests.
     ///
     /// # Errors
     /// If memory runs out.
@@ -87,7 +92,7 @@ impl Recorder {
         }
     }
 
-    /// Keeps a checkpoint of `caches`, if they have any tokens.
+    /// Stores a checkpoint of `caches`, unless they are empty.
     fn add(&mut self, caches: &Caches, requests: usize) -> Result<()> {
         let Some(bytes) = self.bytes.filter(|_| cache::offset(caches) > 0) else {
             return Ok(());
@@ -114,26 +119,28 @@ impl Recorder {
         Ok(())
     }
 
-    /// The greatest length, at most `n`, to which a copy of the sequence's `caches` can be cut.
+    /// Returns the cut to the greatest length, at most `n`, to which a copy of `caches` can be
+    /// truncated.
     pub fn cut(&self, caches: &Caches, n: usize) -> Option<Cut<'_>> {
         self.kept.cut(caches, n)
     }
 
-    /// Drops the checkpoints, because the sequence is computed again from its start.
+    /// Drops the checkpoints. Call this before the sequence is computed again from its start.
     pub fn clear(&mut self) {
         self.kept.clear();
     }
 
-    /// The checkpoints, to be kept with the caches.
+    /// Returns the checkpoints, to be stored together with the caches.
     pub fn into_checkpoints(self) -> Checkpoints {
         self.kept
     }
 }
 
-/// Where the prefill of `prompt` stops for checkpoints. Messages end with one of the tokens `eos`.
+/// Returns the positions at which the prefill of `prompt` stops for checkpoints, ascending.
+/// Messages end with one of the tokens `eos`.
 fn stops(prompt: &[u32], eos: &[u32]) -> Vec<usize> {
     let is_end = |token: &u32| eos.contains(token);
-    // The token itself belongs to the message.
+    // The end token belongs to the message, so the stop is after it.
     let first = prompt.iter().position(is_end).map(|at| at + 1);
     let last = prompt.iter().rposition(is_end).map(|at| at + 1);
     let last = last.filter(|at| (1..=TAIL).contains(&(prompt.len() - at)));
@@ -160,10 +167,10 @@ mod tests {
     fn the_first_and_the_last_message_end_at_a_checkpoint() {
         assert_eq!(stops(&prompt(500, &[99, 200, 480]), &[2, 3]), [100, 481]);
         assert_eq!(stops(&prompt(500, &[480]), &[2]), [481]);
-        // The last message is longer than the distance up to which its end counts.
+        // The last message ends too far from the end of the prompt, so `BEFORE_END` must apply.
         assert_eq!(stops(&prompt(500, &[99]), &[2]), [100, 484]);
         assert_eq!(stops(&prompt(500, &[499]), &[2]), [484]);
-        // Without ends of messages, and for short messages and prompts.
+        // Prompts without message ends, with a short first message, and short prompts.
         assert_eq!(stops(&prompt(500, &[]), &[2]), [484]);
         assert_eq!(stops(&prompt(500, &[20, 460]), &[2]), [461]);
         assert!(stops(&prompt(70, &[20]), &[2]).is_empty());

@@ -35,7 +35,7 @@ pub struct Draft {
 /// The number of positions that caches must be able to trim: the maximum of `num_draft_tokens`.
 const WRONG: i32 = 64;
 
-/// The engine's cache options, with caches that can remove wrong drafts.
+/// Returns the engine's cache options, for caches that can remove wrong drafts.
 pub fn trimmable(engine: &Engine) -> CacheOptions {
     CacheOptions {
         trimmable: Some(WRONG),
@@ -43,8 +43,8 @@ pub fn trimmable(engine: &Engine) -> CacheOptions {
     }
 }
 
-/// The cache options for the draft model. It is not quantized, because quantization groups may not
-/// divide its small heads.
+/// Returns the cache options for the draft model. Its cache is not quantized, because quantization
+/// groups may not divide its small heads.
 fn of_draft(options: CacheOptions) -> CacheOptions {
     CacheOptions {
         packing: None,
@@ -52,7 +52,7 @@ fn of_draft(options: CacheOptions) -> CacheOptions {
     }
 }
 
-/// Refuses a decoder whose caches cannot remove wrong drafts.
+/// Returns an error if the decoder's caches cannot remove wrong drafts.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`], with the reason and an alternative.
@@ -69,19 +69,19 @@ pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
     ))
 }
 
-/// The part of a drafting pass that belongs to one request.
+/// One request's row in a forward pass of the draft model.
 struct DraftRow<'a> {
     caches: &'a mut Caches,
-    /// The tokens that the caches lack.
+    /// The tokens that are not in the caches yet.
     inputs: &'a [u32],
     /// The maximum number of proposed tokens, at least 1.
     most: usize,
 }
 
 impl Draft {
-    /// The drafter for `request`, with the longest cached prefix. `None` if the request has no
-    /// drafter. Also `None` with a grammar or a logits processor, because each token then restricts
-    /// the next.
+    /// Creates the drafter for `request`, with the longest cached prefix. Returns `None` if the
+    /// request has no drafter. Also `None` with a grammar or a logits processor, because each token
+    /// then restricts the next token.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for models with a recurrent state.
@@ -100,7 +100,7 @@ impl Draft {
             Drafter::Model(draft) => {
                 check_rewinds(draft.as_ref(), "draft_model")?;
                 let options = of_draft(trimmable(engine));
-                // The draft model has no adapter, so its caches always have the same epoch.
+                // The draft model has no adapter, so the epoch of its caches never changes.
                 let prefixes = engine.draft_prefixes();
                 let epoch = prefixes.epoch();
                 prepared(draft.as_ref(), &options, prefixes, epoch, request).caches
@@ -110,8 +110,8 @@ impl Draft {
         Ok(Some(Self { drafter, caches }))
     }
 
-    /// Stores the caches in the engine, for later prompts with the same prefix. `tokens` are those
-    /// of prompt and reply.
+    /// Stores the caches in the engine, for later prompts with the same prefix. `tokens` are the
+    /// tokens of prompt and reply.
     pub fn keep(self, request: &Request, mut tokens: Vec<u32>) {
         if let (Drafter::Model(_), true) = (&self.drafter, request.keeps_prompt()) {
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
@@ -122,8 +122,8 @@ impl Draft {
         }
     }
 
-    /// Computes one step of the tokens that the draft model's caches lack, if these are too many
-    /// for a drafting pass. Returns whether it did.
+    /// If the draft model's caches lack more than one prefill step of `tokens`, computes one step.
+    /// Returns whether it computed a step.
     ///
     /// # Errors
     /// If memory runs out.
@@ -165,8 +165,8 @@ impl Draft {
     }
 }
 
-/// Proposes at most `most` tokens after the tokens of each row. The rows belong to one engine, and
-/// [`Draft::catch_up`] has nothing left to do for those with `most` above 0.
+/// Proposes at most `most` tokens after the tokens of each row. All rows must belong to one engine.
+/// For rows with `most` above 0, [`Draft::catch_up`] must have returned `false`.
 ///
 /// # Errors
 /// If memory runs out.
@@ -182,8 +182,8 @@ pub fn guess(rows: Vec<(&mut Draft, &[u32], usize)>) -> Result<Vec<Vec<u32>>> {
                 model.get_or_insert_with(|| Arc::clone(decoder));
                 let from = cache::offset(&draft.caches).unsigned_abs() as usize;
                 let inputs = tokens.get(from..).unwrap_or_default();
-                // The first draft adds no position to the caches; each further draft adds that of
-                // the draft before it.
+                // The first draft adds no position to the caches. Each later draft first adds the
+                // position of the previous draft.
                 let until = draft.caches.until_switch();
                 let storable = usize::try_from(until)
                     .unwrap_or(0)
@@ -206,7 +206,7 @@ pub fn guess(rows: Vec<(&mut Draft, &[u32], usize)>) -> Result<Vec<Vec<u32>>> {
     Ok(guesses)
 }
 
-/// The most probable tokens after each row, by the draft model.
+/// Returns the most probable tokens after each row according to the draft model.
 fn draft_rows(
     draft: &dyn Decoder,
     mut rows: Vec<DraftRow<'_>>,
@@ -214,7 +214,7 @@ fn draft_rows(
     let all: Vec<u32> = rows.iter().flat_map(|row| row.inputs).copied().collect();
     let most = rows.iter().map(|row| row.most).max().unwrap_or(0);
     let mut inputs = ids(&all)?;
-    // For each pass, the rows' numbers and the tokens `[1, rows]`.
+    // For each pass, the indices of its rows and their drafted tokens `[1, rows]`.
     let mut passes: Vec<(Vec<usize>, Array)> = Vec::with_capacity(most);
     for pass in 0..most {
         let live: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].most > pass).collect();
@@ -255,7 +255,7 @@ fn draft_rows(
 }
 
 /// Returns at most `most` tokens that followed the latest earlier occurrence of the last `n`
-/// tokens. If these do not occur earlier, shorter n-grams are tried, down to one token.
+/// tokens. If these `n` tokens do not occur earlier, tries shorter n-grams, down to one token.
 fn look_up(tokens: &[u32], n: usize, most: usize) -> Vec<u32> {
     for n in (1..=n.min(tokens.len().saturating_sub(1))).rev() {
         let end = tokens.len() - n;

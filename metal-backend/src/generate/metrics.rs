@@ -13,8 +13,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 struct Measuring;
 
 impl Measuring {
-    /// Resets MLX's peak memory. Skipped while another request is being measured, because the reset
-    /// would lose that request's peak.
+    /// Resets MLX's peak memory, unless another request is being measured, because the reset would
+    /// lose that request's peak.
     fn start() -> Self {
         if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
             let _ = memory::reset_peak();
@@ -93,8 +93,8 @@ impl Clock {
             let active = memory::active().unwrap_or(0) as u64;
             let counts = self.clock.counts();
             counts.active_memory_bytes = active;
-            // MLX's reset sets the peak to 0 although memory is allocated; `active` includes that
-            // memory.
+            // MLX's reset sets the peak to 0 although memory is allocated, so the peak may be less
+            // than `active`.
             let peak = (memory::peak().unwrap_or(0) as u64).max(active);
             counts.peak_memory_bytes = peak.max(self.prefill_peak.unwrap_or(0));
             counts.decode_peak_memory_bytes = if self.prefill_peak.is_some() { peak } else { 0 };

@@ -1,7 +1,7 @@
-//! One request as an iterator: the prefill, then one token per step. `arch/` and `sample/` compute
-//! a step, and `text/` converts ids to text.
+//! One request as an iterator: a prefill, then one token per step. `arch/` and `sample/` compute a
+//! step, and `text/` converts ids to text.
 //!
-//! [`Request`] has the options and the result, and [`SequenceState`] the computation.
+//! [`Request`] has the options and the result; [`SequenceState`] has the state of the computation.
 //! [`Generation`] runs one request. [`Batch`] computes several requests in one forward pass;
 //! `speculative.rs` and `batch/speculation.rs` compute several tokens of a request in one pass.
 
@@ -34,13 +34,13 @@ pub use draft::check_rewinds;
 use sequence::read;
 use speculative::SpeculativeDecoder;
 
-/// The number of steps after which unused memory is returned to the system, if it is much.
+/// The number of steps between two calls of [`free_unused`].
 const CLEAR_EVERY: usize = 256;
 
 /// One running request. Dropping it cancels the request and discards tokens computed ahead.
 pub struct Generation {
     request: Request,
-    /// `Some` while running. It is dropped at the end, so that a closed model can free its weights.
+    /// `None` after the end, so that a closed model can free its weights.
     running: Option<Running>,
     steps: usize,
 }
@@ -56,7 +56,7 @@ impl Generation {
     /// Validates and creates a request on `engine` for the token ids of a prompt.
     ///
     /// # Errors
-    /// As [`Request::new`] and [`SequenceState::new`].
+    /// The errors of [`Request::new`] and [`SequenceState::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
         let running = engine.scope(|| match Draft::new(&request)? {
@@ -72,11 +72,11 @@ impl Generation {
         })
     }
 
-    /// A request that continues `caches`, which were computed in `epoch` from unknown tokens. It
-    /// does not use a drafter, because drafting needs all earlier tokens.
+    /// Creates a request that continues `caches`, which were computed in `epoch` from unknown
+    /// tokens. It uses no drafter, because drafting needs all earlier tokens.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn continuing(
         engine: Arc<Engine>,
         (caches, epoch): (Caches, u64),
@@ -101,7 +101,7 @@ impl Generation {
             engine.scope(|| self.step())?;
         }
         if self.request.is_over() {
-            // The request ended without an error.
+            // Only a request that ended without an error stores its caches.
             match self.running.take() {
                 Some(Running::Plain(sequence)) => sequence.keep(&self.request),
                 Some(Running::Speculative(decoder)) => decoder.keep(&self.request),
@@ -121,7 +121,8 @@ impl Generation {
                     Some(pending) => pending,
                     None => sequence.prefill(request)?,
                 };
-                // The next token starts before this token is read, so that the device never idles.
+                // The next token is queued before this token is read, so that the device never
+                // idles.
                 let restart = sequence.must_restart();
                 if request.remaining() > 1 && !restart {
                     sequence.next = Some(sequence.decode(&pending.token)?);

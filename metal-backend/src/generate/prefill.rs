@@ -1,4 +1,4 @@
-//! The prefill of one request, split into steps so that the request can be cancelled between steps.
+//! Computes the prompt of one request in steps. The request can be cancelled between steps.
 
 use inference::Result;
 
@@ -12,7 +12,7 @@ use crate::steer::{Edits, hook};
 
 impl SequenceState {
     /// Computes the rest of the prompt, and queues the next token. After a restart, computes all
-    /// tokens up to now.
+    /// prompt and reply tokens again.
     ///
     /// # Errors
     /// If memory runs out, or the request is interrupted.
@@ -25,7 +25,7 @@ impl SequenceState {
         let mut from = self.prefilled.min(total.saturating_sub(1));
         request.report(from);
         let mut edits = Edits::new(vec![self.edits.clone()]);
-        // Checkpoints are kept between steps.
+        // Checkpoints can be stored only between steps, so this loop ends steps at their positions.
         while self.checkpoints.is_needed() {
             let to = self.checkpoints.end(from, from.saturating_add(step_size));
             if to >= total {

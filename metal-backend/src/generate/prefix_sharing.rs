@@ -3,11 +3,11 @@
 
 use crate::cache::prefix::{common, worth_copying};
 
-/// The minimum number of shared tokens. A copy costs a separate step and one operation per layer,
-/// so fewer tokens are not worth it.
+/// The minimum number of shared tokens. A copy costs an extra step and one operation per layer, so
+/// copying fewer tokens is slower than computing them.
 const LEAST: usize = 16;
 
-/// What caches must have in common to be shared.
+/// Properties that must be equal if rows share caches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kin {
     /// The adapter epoch.
@@ -27,7 +27,7 @@ pub struct RowState {
     pub cached: usize,
     /// Whether part of the row's prompt is not computed yet.
     pub waits: bool,
-    /// Rows share caches only if this is equal.
+    /// Rows share caches only if these properties are equal.
     pub kin: Kin,
     /// Rows share caches only if their salts are equal.
     pub salt: Option<String>,
@@ -49,10 +49,10 @@ pub enum PrefillAction {
     Wait,
 }
 
-/// The next action of each row, `None` for rows whose prompt is complete. Rows are ordered from
-/// oldest to newest. `reach(row, n)` is the greatest number of tokens, at most `n`, to which a copy
-/// of that row's caches can be cut. One token of each prompt remains to be computed, because its
-/// pass returns the first logits.
+/// Returns the next action of each row; `None` for rows whose prompt is complete. Rows are ordered
+/// from oldest to newest. `reach(row, n)` is the greatest number of tokens, at most `n`, to which a
+/// copy of that row's caches can be truncated. The last token of each prompt is never copied,
+/// because the pass that computes it returns the first logits.
 pub fn actions(
     rows: &[RowState],
     reach: impl Fn(usize, usize) -> usize,
@@ -64,7 +64,7 @@ pub fn actions(
                 .then_some(PrefillAction::Compute(row.tokens.len()))
         })
         .collect();
-    // Pairs of an older row for which others wait, and the token up to which they wait.
+    // Pairs `(row, n)`: newer rows wait until this older row has computed `n` tokens.
     let mut awaited = Vec::new();
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.waits) {
         let most = row.tokens.len().saturating_sub(1);
@@ -77,7 +77,8 @@ pub fn actions(
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
-                // The other row will compute the tokens that its caches lack.
+                // The older row will compute the tokens that its caches lack, so this row can wait
+                // for them.
                 alike
             } else {
                 alike.min(other.cached)
@@ -171,7 +172,7 @@ mod tests {
         );
         let alone = Some(PrefillAction::Compute(31));
         assert_eq!(actions(&rows, |_, _| 0), [None, alone]);
-        // The caches can only be cut to a checkpoint.
+        // The caches can only be truncated to a checkpoint, so fewer tokens must be copied.
         let at_checkpoint = Some(PrefillAction::Copy {
             from: 0,
             tokens: 20,
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn somebody_always_goes_on() {
-        // All combinations of progress of four rows with common prefixes.
+        // Every combination of progress of four rows with common prefixes.
         let lengths = [18u32, 33, 33, 60];
         for state in 0..4usize.pow(4) {
             let cached = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;

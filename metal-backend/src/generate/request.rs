@@ -1,5 +1,5 @@
-//! A request without its computation: prompt, options, generated text, reason for the end, and
-//! metrics.
+//! The state of a request apart from its computation: prompt, options, generated text, finish
+//! reason and metrics.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -19,13 +19,13 @@ use crate::engine::Engine;
 use crate::sample::check_greatest;
 use crate::text::{Detokenizer, Released};
 
-/// The values of a sampled token, read back to the host.
+/// A sampled token and its results, copied to the host.
 pub struct Read {
     /// The token's id.
     pub id: u32,
     /// The greatest logit of the token's step.
     pub greatest: f32,
-    /// The token's number in the reply, from 1.
+    /// The token's number in the reply; the first token is 1.
     pub step: u64,
     /// The logits, if requested.
     pub logits: Option<Arc<[f32]>>,
@@ -34,10 +34,11 @@ pub struct Read {
 }
 
 impl Read {
-    /// Refuses a token whose logits had no finite maximum. Call it before [`Request::accept`].
+    /// Returns an error if the token's logits had no finite maximum. Call it before
+    /// [`Request::accept`].
     ///
     /// # Errors
-    /// As [`check_greatest`].
+    /// The errors of [`check_greatest`].
     pub fn check(&self) -> Result<()> {
         check_greatest(self.greatest, self.step)
     }
@@ -50,9 +51,9 @@ pub struct Request {
     prompt: Vec<u32>,
     text: Detokenizer,
     ready: VecDeque<Token>,
-    /// Logits of the tokens that the detokenizer withholds, oldest first.
+    /// Logits of the sampled tokens whose text is incomplete, oldest first.
     logits: VecDeque<Arc<[f32]>>,
-    /// Log-probabilities of these tokens.
+    /// Log-probabilities of the same tokens.
     logprobs: VecDeque<TokenLogprobs>,
     /// All sampled tokens, including the token that ended the reply.
     drawn: Vec<u32>,
@@ -60,15 +61,15 @@ pub struct Request {
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
-    /// A hash of the request's edits of activations, if there are any.
+    /// A hash of the request's activation edits, if there are any.
     edits_key: Option<String>,
-    /// The adapter that the request names.
+    /// The adapter that the request selects by name.
     adapter: Option<Arc<NamedAdapter>>,
 }
 
-/// The salt of caches that were computed with these options and edits, and with an adapter that the
-/// request names, by its hash. The first letter tells the cases apart, so a client's salt cannot
-/// equal the salt of edits or adapters.
+/// Returns the salt of caches that were computed with these options, activation edits and named
+/// adapter (by its hash). The first letter depends on the parts of the salt, so a client's salt
+/// cannot equal the salt of edits or adapters.
 pub fn salt(
     options: &PrefillOptions,
     edits_key: Option<&str>,
@@ -76,19 +77,20 @@ pub fn salt(
 ) -> Option<String> {
     let salt = options.cache_salt.as_deref();
     let salt = match (edits_key, salt) {
-        // The key has a fixed length, so no two pairs of key and salt have the same concatenation.
+        // The key has a fixed length, so different pairs of key and salt have different
+        // concatenations.
         (Some(key), Some(salt)) => Some(format!("e{key}{salt}")),
         (Some(key), None) => Some(format!("n{key}")),
         (None, salt) => salt.map(|salt| format!("s{salt}")),
     };
     match adapter {
-        // The hash has a fixed length, too.
+        // The hash has a fixed length, so the concatenation is unambiguous.
         Some(hash) => Some(format!("a{hash}{}", salt.unwrap_or_default())),
         None => salt,
     }
 }
 
-/// A hash of a list of edits.
+/// Returns a hash of a list of edits.
 fn key(steering: &Steering) -> Result<String> {
     let json = serde_json::to_vec(steering).map_err(|e| {
         let message = "the edits cannot be written as JSON";
@@ -105,8 +107,8 @@ impl Request {
     /// vocabulary.
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let clock = Clock::start(prompt.len());
-        // Only here is a request validated. It runs before the clone, because the clone recurses
-        // over a JSON schema.
+        // Options are validated only here. This must precede the clone, because cloning recurses
+        // over a JSON schema, whose depth `validate` limits.
         options.validate()?;
         engine.check_prompt(&prompt)?;
         let edits_key = options.steering.as_ref().map(key).transpose()?;
@@ -130,11 +132,11 @@ impl Request {
         })
     }
 
-    /// A request that continues caches of `before` unknown tokens. Options that read the prompt
-    /// read only `prompt`.
+    /// Creates a request that continues caches of `before` unknown tokens. Options that read the
+    /// prompt see only `prompt`.
     ///
     /// # Errors
-    /// As [`Request::new`].
+    /// The errors of [`Request::new`].
     pub fn after(
         before: usize,
         engine: Arc<Engine>,
@@ -147,7 +149,7 @@ impl Request {
         Ok(request)
     }
 
-    /// The engine that runs it.
+    /// The engine that runs the request.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -162,12 +164,12 @@ impl Request {
         &self.prompt
     }
 
-    /// Prompt and sampled tokens. The tokens of a cache are a prefix of these.
+    /// Returns the prompt and the sampled tokens. The tokens in the caches are a prefix of them.
     pub fn tokens(&self) -> Vec<u32> {
         self.so_far().into_owned()
     }
 
-    /// As [`Self::tokens`], borrowed if no token is sampled yet. A prefill computes these tokens.
+    /// Returns the same as [`Self::tokens`], borrowed if no token is sampled yet.
     pub fn so_far(&self) -> Cow<'_, [u32]> {
         if self.drawn.is_empty() {
             Cow::Borrowed(&self.prompt)
@@ -176,27 +178,28 @@ impl Request {
         }
     }
 
-    /// Reports the progress of the prefill to the request's callback. A prefill that repeats the
-    /// prompt together with tokens of the reply is not reported.
+    /// Reports the progress of the prefill to the request's callback. A prefill after a restart is
+    /// not reported.
     pub fn report(&self, done: usize) {
         if let (Some(progress), true) = (&self.options.prefill.progress, self.drawn.is_empty()) {
             progress.report(done, self.prompt.len());
         }
     }
 
-    /// The salt of the request's caches: the salt of the options, and the edits and the adapter,
-    /// which change the keys.
+    /// Returns the salt of the request's caches. It includes the edits and the adapter, because
+    /// both change keys and values.
     pub fn salt(&self) -> Option<String> {
         let adapter = self.adapter.as_ref().map(|adapter| adapter.hash());
         salt(&self.options.prefill, self.edits_key.as_deref(), adapter)
     }
 
-    /// The adapter that the request names.
+    /// The adapter that the request selects by name.
     pub fn adapter(&self) -> Option<&Arc<NamedAdapter>> {
         self.adapter.as_ref()
     }
 
-    /// Whether the request reuses and stores caches. It does not if its edits depend on its prompt.
+    /// Whether the request reuses and stores caches. False if its edits depend on its prompt,
+    /// because then another prompt with the same prefix has other keys and values.
     pub fn keeps_prompt(&self) -> bool {
         let steering = self.options.steering.as_ref();
         self.options.prefill.cache_prompt && !steering.is_some_and(Steering::depends_on_prompt)
@@ -212,11 +215,11 @@ impl Request {
         self.finish.is_some()
     }
 
-    /// Checks whether to continue. A cancellation, the deadline, or closing the model ends the
-    /// request with an error. A request for zero tokens ends without an error.
+    /// Ends the request with an error if it was canceled, its deadline passed, or the model was
+    /// closed. Ends a request for zero tokens without an error.
     ///
     /// # Errors
-    /// The reason for the end.
+    /// The reason why the request ended.
     pub fn check(&mut self) -> Result<()> {
         let may = self
             .options
@@ -285,8 +288,8 @@ impl Request {
         }
     }
 
-    /// As [`Self::pop`], or the error that ended the request. After a cancellation, tokens with
-    /// incomplete text are not returned.
+    /// Returns the next token as [`Self::pop`], or the error that ended the request. After a
+    /// cancellation, tokens that are ready are dropped.
     pub fn pop_unless_interrupted(&mut self) -> Option<Result<Token>> {
         if !self.ready.is_empty()
             && self.finish.is_none()
@@ -298,12 +301,12 @@ impl Request {
         self.pop().map(Ok)
     }
 
-    /// The next token whose text is complete.
+    /// Removes and returns the next token whose text is complete.
     pub fn pop(&mut self) -> Option<Token> {
         self.ready.pop_front()
     }
 
-    /// The reason for the end, once all tokens have been returned.
+    /// Returns why the request ended, once all tokens have been returned.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         if self.ready.is_empty() {
             self.finish
@@ -312,13 +315,13 @@ impl Request {
         }
     }
 
-    /// The cause of the stop, if [`Self::finish_reason`] is a stop.
+    /// Returns what stopped the reply, if [`Self::finish_reason`] is a stop.
     pub fn stop_cause(&self) -> Option<StopCause> {
         let stopped = self.finish_reason() == Some(FinishReason::Stop);
         self.stop.clone().filter(|_| stopped)
     }
 
-    /// The clock, to which others add their counts.
+    /// Returns the clock, for recording counts.
     pub fn clock(&mut self) -> &mut Clock {
         &mut self.clock
     }
@@ -328,7 +331,7 @@ impl Request {
         self.clock.metrics()
     }
 
-    /// Emits the detokenizer's pending text, and ends the request.
+    /// Emits the text that the detokenizer still withholds, and ends the request.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.text.finish();
         self.queue(rest);

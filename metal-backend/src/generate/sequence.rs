@@ -18,7 +18,7 @@ use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
 use crate::steer::{Edits, RequestEdits, watch};
 
-/// A sampled token whose computation has started and may not be finished.
+/// A sampled token that is queued on the device and perhaps not computed yet.
 #[derive(Clone)]
 pub struct Pending {
     /// The token's id, `uint32 [1]`.
@@ -27,7 +27,7 @@ pub struct Pending {
     pub logits: Array,
     /// The greatest logit, `[1]`, for [`check_greatest`](crate::sample::check_greatest).
     pub greatest: Array,
-    /// The token's number in the reply, from 1.
+    /// The token's number in the reply; the first token is 1.
     pub step: u64,
     /// Log-probabilities of the step, and the index of this token's row in them.
     pub logprobs: Option<(Arc<Logprobs>, i32)>,
@@ -71,8 +71,9 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
-/// Which rows can share a forward pass. Rows with edits cannot use fused blocks, and unfused
-/// results differ in the last bits. Adapters also decide which layers are fused.
+/// Identifies rows that can share a forward pass. Rows with edits cannot use fused blocks, and
+/// unfused blocks give results that differ in the last bits. Adapters also determine which layers
+/// are fused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PassGroup {
     is_edited: bool,
@@ -80,13 +81,13 @@ pub(super) struct PassGroup {
 }
 
 impl PassGroup {
-    /// Whether both have edits, or neither has.
+    /// Whether both groups have edits, or neither has.
     pub fn is_like(self, other: Self) -> bool {
         self.is_edited == other.is_edited
     }
 }
 
-/// A forward pass of rows of one group.
+/// A forward pass for rows of one group.
 #[derive(Default)]
 pub(super) struct SharedPass {
     network: Option<Arc<dyn Decoder>>,
@@ -94,7 +95,7 @@ pub(super) struct SharedPass {
 }
 
 impl SharedPass {
-    /// Adds a row of this number of tokens.
+    /// Adds a row with `tokens` tokens.
     pub fn push(&mut self, sequence: &SequenceState, tokens: i32) {
         self.network
             .get_or_insert_with(|| Arc::clone(&sequence.shared));
@@ -103,8 +104,8 @@ impl SharedPass {
         }
     }
 
-    /// Runs `forward` with the network, whose layers then see the rows' adapters. `None` without
-    /// rows.
+    /// Runs `forward` with the network and applies each row's adapter. Returns `None` if there are
+    /// no rows.
     pub fn run<R>(self, forward: impl FnOnce(&dyn Decoder) -> R) -> Option<R> {
         let network = self.network?;
         Some(match self.adapters.is_empty() {
@@ -114,14 +115,14 @@ impl SharedPass {
     }
 }
 
-/// The part of a request that its steps change.
+/// The state of a request that changes with its steps.
 pub struct SequenceState {
-    /// The network with the adapter that the request names. This reference keeps the network alive
-    /// if the model is closed during a step.
+    /// The network with the request's named adapter. This reference keeps the network alive if the
+    /// model is closed during a step.
     pub decoder: Arc<dyn Decoder>,
-    /// The network without this adapter.
+    /// The network without the named adapter.
     pub(super) shared: Arc<dyn Decoder>,
-    /// The adapter that the request names.
+    /// The adapter that the request selects by name.
     pub(super) adapter: Option<Arc<NamedAdapter>>,
     /// Keys and values of all computed tokens.
     pub caches: Caches,
@@ -129,17 +130,17 @@ pub struct SequenceState {
     pub sampler: Sampler,
     /// The pending token; `None` before the prefill.
     pub next: Option<Pending>,
-    /// The number of tokens of [`Request::so_far`] in the caches. Valid until the next token is
-    /// sampled.
+    /// The number of tokens of [`Request::so_far`] that are in the caches. Valid until the next
+    /// token is sampled.
     pub prefilled: usize,
     /// Whether any part of the request has been computed.
     pub begun: bool,
-    /// The value of [`Prefixes::epoch`] in which all contents of the caches were computed.
+    /// The value of [`Prefixes::epoch`] in which the caches were computed.
     epoch: u64,
     options: CacheOptions,
     /// The request's edits of activations.
     pub(super) edits: Option<RequestEdits>,
-    /// The states to which later prompts can go back.
+    /// Checkpoints from which later prompts can continue.
     pub(super) checkpoints: Recorder,
 }
 
@@ -194,7 +195,7 @@ impl SequenceState {
     /// Creates the state of `request`, which continues `caches` that were computed in `epoch`.
     ///
     /// # Errors
-    /// As [`SequenceState::new`].
+    /// The errors of [`SequenceState::new`].
     pub fn continuing(request: &Request, caches: Caches, epoch: u64) -> Result<Self> {
         for (given, what, option) in [
             (request.options().steering.is_some(), "edits", "steering"),
@@ -231,7 +232,7 @@ impl SequenceState {
         })
     }
 
-    /// Drops reused caches if the adapter changed since the request was created. Call it before the
+    /// Drops reused caches if the adapter changed after the request was created. Call it before the
     /// first computation.
     pub fn refresh(&mut self, request: &mut Request) {
         let epoch = request.engine().prefixes().epoch();
@@ -242,13 +243,13 @@ impl SequenceState {
         }
     }
 
-    /// Whether the next token changes the rotation of earlier keys. Then the sequence must be
+    /// Whether the next token changes the rotation of earlier keys, so that all tokens must be
     /// computed again.
     pub fn must_restart(&self) -> bool {
         self.caches.until_switch() < 1
     }
 
-    /// Drops all results. The next prefill then computes all tokens up to now.
+    /// Drops all results. The next prefill then computes all prompt and reply tokens again.
     pub fn restart(&mut self, request: &Request) {
         self.caches = empty(self.decoder.as_ref(), &self.options, request);
         self.prefilled = 0;
@@ -256,8 +257,8 @@ impl SequenceState {
         self.checkpoints.clear();
     }
 
-    /// The rows with which this row can share a pass: those with edits or those without, and with
-    /// adapters of the same group (0 without an adapter).
+    /// Returns the group of rows with which this row can share a forward pass: equal presence of
+    /// edits, and equal adapter groups (0 without an adapter).
     pub(super) fn group(&self) -> PassGroup {
         PassGroup {
             is_edited: self.edits.is_some(),
@@ -265,12 +266,12 @@ impl SequenceState {
         }
     }
 
-    /// The order of rows within a group: rows with the same adapter are neighbors.
+    /// Returns the sort key of rows in a group. It makes rows with the same adapter adjacent.
     pub(super) fn order(&self) -> Option<&str> {
         self.adapter.as_ref().map(|adapter| adapter.hash())
     }
 
-    /// What the caches must have in common with those of other rows to be shared.
+    /// Returns the properties that must be equal if rows share caches.
     pub fn kin(&self) -> Kin {
         Kin {
             epoch: self.epoch,
@@ -279,10 +280,10 @@ impl SequenceState {
         }
     }
 
-    /// Queues the step after `token`, and returns its sampled token and logits, not yet evaluated.
+    /// Queues the step after `token`. Returns the next token and its logits, not yet evaluated.
     ///
     /// # Errors
-    /// As [`Self::draw`].
+    /// The errors of [`Self::draw`].
     pub fn decode(&mut self, token: &Array) -> Result<Pending> {
         let logits = token
             .reshape(&[1, 1])
@@ -300,8 +301,8 @@ impl SequenceState {
         self.draw(&logits)
     }
 
-    /// Samples from logits `[1, 1, vocab]`, and starts the computation. The caches are evaluated
-    /// too, so that no graph of earlier steps is retained.
+    /// Samples from logits `[1, 1, vocab]`, and starts the computation. Also evaluates the caches,
+    /// so that no graph of earlier steps is retained.
     ///
     /// # Errors
     /// Errors of a grammar or a logits processor, and if memory runs out.
@@ -337,20 +338,20 @@ impl SequenceState {
     }
 }
 
-/// Whether the caches of `request` may be kept on disk. Those of edited states may not, because
-/// edits can name files, which may change.
+/// Whether the caches of `request` may be stored on disk. False with activation edits, because
+/// edits can refer to files that change later.
 fn keeps_on_disk(request: &Request) -> bool {
     request.keeps_prompt() && request.options().steering.is_none()
 }
 
-/// Caches for `request` from disk, and the number of prompt tokens in them.
+/// Returns caches for `request` from disk, and the number of prompt tokens in them.
 fn from_disk(
     decoder: &dyn Decoder,
     options: &CacheOptions,
     epoch: u64,
     request: &Request,
 ) -> Option<Found> {
-    // Without this check, each request would allocate caches that are never read.
+    // `empty` allocates caches, so this check avoids an allocation for each request.
     if !request.engine().has_tier() || !keeps_on_disk(request) {
         return None;
     }
@@ -365,7 +366,8 @@ fn from_disk(
     })
 }
 
-/// Caches for `request`: from `prefixes` in `epoch` if allowed, otherwise empty.
+/// Returns caches for `request`: from `prefixes` in `epoch` if the request may reuse caches,
+/// otherwise empty caches.
 pub fn prepared(
     decoder: &dyn Decoder,
     options: &CacheOptions,
@@ -398,8 +400,8 @@ pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -
     expecting(caches.for_sequence(request.so_far().len()), request, 0)
 }
 
-/// Announces the expected number of positions to `caches`, whose first `before` positions come from
-/// outside `request`.
+/// Tells `caches` the expected number of positions. Their first `before` positions are not from
+/// `request`.
 fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = request
         .prompt()

@@ -1,9 +1,9 @@
 //! Speculative decoding: a drafter proposes tokens, and one forward pass of the model checks all of
-//! them (Leviathan et al. 2023, Chen et al. 2023). A proposed token is kept if the model samples
-//! the same token. The first wrong token and all tokens after it are dropped. The reply therefore
-//! equals that of plain decoding.
+//! them (Leviathan et al. 2023, Chen et al. 2023). A proposed token is accepted if the model
+//! samples the same token. The first wrong token and all tokens after it are dropped. The reply
+//! therefore equals the reply of plain decoding.
 //!
-//! `draft.rs` proposes tokens, and `batch/speculation.rs` checks those of several requests.
+//! `draft.rs` proposes tokens. `batch/speculation.rs` checks the proposals of several requests.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::eval;
@@ -26,10 +26,10 @@ pub struct SpeculativeDecoder {
 }
 
 impl SpeculativeDecoder {
-    /// The state of `request`, which begins with the longest cached prefix.
+    /// Creates the state of `request`, with the longest cached prefix.
     ///
     /// # Errors
-    /// As [`SequenceState::new`].
+    /// The errors of [`SequenceState::new`].
     pub fn new(request: &mut Request, draft: Draft) -> Result<Self> {
         let options = trimmable(request.engine());
         Ok(Self {
@@ -61,8 +61,8 @@ impl SpeculativeDecoder {
             self.take(request, &next)?;
             return Ok(());
         }
-        // All positions of a pass have the rotation of the last position. So no position of the
-        // pass may lie beyond a switch.
+        // A forward pass rotates all its positions as the last one requires. So the pass must end
+        // before the position at which the rotation changes.
         let until_switch = self.sequence.caches.until_switch() - 1;
         let most = request
             .options()
@@ -92,8 +92,8 @@ impl SpeculativeDecoder {
             Positions::All,
         )
         .map_err(&fault)?;
-        // Samples at every position, on the assumption that all earlier drafts are right. After the
-        // first wrong draft, the samples are dropped and the sampler's state is restored.
+        // Samples at every position as if all earlier drafts were right. After the first wrong
+        // draft, the samples are dropped and the sampler's state is restored.
         let mut drawn = Vec::with_capacity(inputs.len());
         for at in 0..i32::try_from(inputs.len()).unwrap_or(i32::MAX) {
             let logits = logits
@@ -130,7 +130,7 @@ impl SpeculativeDecoder {
                 "a cache cannot remove rejected draft tokens",
             ));
         }
-        // The last token is not in any cache.
+        // The last token is in no cache yet.
         self.draft.trim_to(self.tokens.len() - 1);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Inspects feed-forward parts: their inputs, activations and weights per feature.
+//! Inspects feed-forward blocks: their inputs, activations and weights per feature.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::nn::hooks::Watch;
 use crate::nn::{Experts, FeedForward, Linear};
 use crate::steer::{edits_of, hook};
 
-/// The input of each layer's feed-forward part, at `positions` of a prompt.
+/// Returns the input of each layer's feed-forward block, at `positions` of a prompt.
 ///
 /// # Errors
 /// If a position is outside the prompt, memory runs out, the model is closed, or the caller
@@ -38,11 +38,11 @@ pub fn inputs(
     Ok(inputs)
 }
 
-/// The input of each layer's down matrix, at `positions` of a prompt. Edits of activations are
-/// applied.
+/// Returns the input of each layer's down matrix, at `positions` of a prompt. Applies `steering`,
+/// if there is any.
 ///
 /// # Errors
-/// As [`inputs`].
+/// The errors of [`inputs`].
 pub fn activations(
     engine: &Engine,
     of: (&Prompt, Option<&Steering>),
@@ -81,7 +81,7 @@ fn seen(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // For each layer that has such vectors: one vector per position.
+    // Maps a layer to its vectors by position. Layers without such vectors are absent.
     let mut by_layer: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
@@ -129,7 +129,7 @@ fn seen(
     Ok((tokens, layers))
 }
 
-/// The weights of a layer's feed-forward part, one feature after another.
+/// Returns the weights of a layer's feed-forward block, feature by feature.
 ///
 /// # Errors
 /// If the layer has no separate features, has an adapter, or does not exist.
@@ -153,10 +153,10 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     engine.scope(|| features_of(part, layer, engine.info().hidden_size))
 }
 
-/// The weights of the features of `part`, in a layer whose states have `hidden` elements.
+/// Returns the weights of the features of `part`, in a layer whose states have `hidden` elements.
 ///
 /// # Errors
-/// As [`weights`].
+/// The errors of [`weights`].
 pub fn features_of(
     part: Option<&FeedForward>,
     layer: usize,
@@ -218,7 +218,7 @@ pub fn features_of(
 
 const ADAPTED: &str = "it has an adapter; remove it, or fuse it into the weights";
 
-/// The weights of the features of experts, one expert after another.
+/// Returns the features of all experts, expert by expert.
 fn features_of_experts(
     experts: &Experts,
     activation: Activation,

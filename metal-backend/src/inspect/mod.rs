@@ -90,7 +90,7 @@ fn run(
     Ok(())
 }
 
-/// Splits `[1, H, L, D]` into one vector per head.
+/// Splits `[1, H, L, D]` into one vector of `L * D` elements per head.
 fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
     let n = array.dim(1)?;
     (0..n)
@@ -98,7 +98,7 @@ fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
         .collect()
 }
 
-/// The keys and queries of a prompt.
+/// Returns the keys and queries of a prompt.
 ///
 /// # Errors
 /// If memory runs out, the model is closed, or `interrupt` ends the run.
@@ -185,8 +185,8 @@ pub fn attention(
     })
 }
 
-/// The hidden states of a forward pass at its positions `local`: the embedding, then each block's
-/// output. Each list has one vector of `hidden` elements per position.
+/// Runs a forward pass and returns the hidden states at its positions `local`: the embedding, then
+/// each block's output. Each list has one vector of `hidden` elements per position.
 fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
     let mut seen = Vec::new();
     let mut saw = |_: usize, x: &Array| {
@@ -214,7 +214,7 @@ fn check_positions(positions: &[usize], length: usize) -> Result<()> {
     }
 }
 
-/// Positions as `u32` indices of an axis.
+/// Converts positions to `u32` indices of an axis.
 fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
     positions
         .map(|p| u32::try_from(p).unwrap_or(u32::MAX))
@@ -222,7 +222,7 @@ fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
 }
 
 /// Selects the `positions` in a step of `len` positions that begins at position `before`. Returns
-/// the indices into `positions`, and the places of these positions in the step.
+/// the selected positions, and their indices in the step.
 fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
     let wanted: Vec<usize> = (before..before + len)
         .filter(|p| positions.contains(p))
@@ -231,7 +231,7 @@ fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec
     (wanted, at)
 }
 
-/// The hidden states of one prompt at `positions`, computed in steps.
+/// Returns the hidden states of one prompt at `positions`, computed in steps.
 fn states_in_steps(
     of: Run<'_>,
     tokens: &[u32],
@@ -239,7 +239,7 @@ fn states_in_steps(
     hidden: usize,
 ) -> Result<Vec<Vec<f32>>> {
     let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-    // For each requested position, one vector per hidden state.
+    // Maps a requested position to one vector per hidden state.
     let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     let mut before = 0;
     let mut count = 0;
@@ -263,7 +263,7 @@ fn states_in_steps(
         .collect())
 }
 
-/// The hidden states of several short prompts, computed in one pass.
+/// Returns the hidden states of several short prompts, computed in one pass.
 fn states_together(
     of: Run<'_>,
     prompts: &[(Vec<u32>, &[usize])],
@@ -310,7 +310,7 @@ fn states_together(
         .collect())
 }
 
-/// The embedding and the outputs of all blocks, at some positions of each prompt.
+/// Returns the embedding and the outputs of all blocks, at some positions of each prompt.
 ///
 /// # Errors
 /// If a position is outside its prompt, memory runs out, the model is closed, or the caller
@@ -372,7 +372,7 @@ pub fn hidden_states(
     })
 }
 
-/// How many prompts with these lengths fit one forward pass; at least one.
+/// Returns how many prompts with these lengths fit one forward pass; at least one.
 fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
     let mut total = 0;
     lengths
@@ -384,7 +384,7 @@ fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
         .max(1)
 }
 
-/// The logits of hidden states, `[states, hidden]` row-major.
+/// Returns the logits of hidden states. `states` is `[states, hidden]`, row-major.
 ///
 /// # Errors
 /// If the length of `states` is not a multiple of the hidden size. Also if memory runs out, or the
@@ -403,7 +403,7 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let decoder = engine.decoder()?;
     let fault = engine_error("unembed");
     engine.scope(|| {
-        // Computed in parts, because the logits of a large vocabulary need much memory per state.
+        // The logits of all states would need too much memory, so they are computed in chunks.
         let mut all = Vec::with_capacity(states.len() / hidden);
         for part in states.chunks(hidden * UNEMBEDDED) {
             engine.check_open()?;
@@ -419,7 +419,7 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     })
 }
 
-/// The pooled hidden states of prompts, before the layers that follow pooling.
+/// Returns the pooled hidden states of prompts, before the layers that follow pooling.
 ///
 /// # Errors
 /// If memory runs out, the model is closed, or `interrupt` ends the run.
@@ -462,8 +462,8 @@ pub fn pooled_states(
     })
 }
 
-/// The last hidden states of a few prompts, concatenated. Several short prompts are computed in one
-/// pass, one long prompt in steps.
+/// Returns the last hidden states of `prompts`, concatenated. Several short prompts share one pass;
+/// one long prompt is computed in steps.
 fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
     let Run {
         engine, decoder, ..
@@ -506,7 +506,7 @@ fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
         .map_err(&fault)
 }
 
-/// The log-probability of each token of a text, except the first token.
+/// Returns the log-probability of each token of a text, except the first token.
 ///
 /// # Errors
 /// If memory runs out, the model is closed, or `interrupt` ends the run.

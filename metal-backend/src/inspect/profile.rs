@@ -1,4 +1,4 @@
-//! Measures the time of each part of a decode step. Each part is evaluated before the next part
+//! Measures the time of each part of a decode step. Evaluates each part before the next part
 //! begins.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The contributions of a model's parts to the residual stream, and the model's attention weights.
+//! Computes what each block adds to the residual stream, and the attention weights.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use crate::error::engine as engine_error;
 use crate::nn::hooks::Watch;
 use crate::steer::{edits_of, hook, watch};
 
-/// The residual stream of a prompt at `positions`, and each part's contribution to it. Edits of
-/// activations are applied.
+/// Returns the residual stream of a prompt at `positions`, and each part's contribution to it.
+/// Applies `steering`, if there is any.
 ///
 /// # Errors
 /// If a position is outside the prompt, memory runs out, the model is closed, or the caller
@@ -37,7 +37,7 @@ pub fn residuals(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // For each position: the embedding, then two vectors per layer (after the mixer and after the
+    // Maps a position to the embedding, then two vectors per layer (after the mixer and after the
     // block).
     let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
@@ -99,7 +99,7 @@ fn difference<'a>(a: &'a [f32], b: &'a [f32]) -> impl Iterator<Item = f32> + 'a 
     a.iter().zip(b).map(|(a, b)| a - b)
 }
 
-/// The attention weights of a prompt's last token. Edits of activations are applied.
+/// Returns the attention weights of a prompt's last token. Applies `steering`, if there is any.
 ///
 /// # Errors
 /// If a layer is unknown or has no attention, memory runs out, the model is closed, or the caller

@@ -8,11 +8,11 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::Linear;
 
-/// The number of vectors that are multiplied by the table at a time. The results for a large
-/// vocabulary need much memory per vector.
+/// The number of vectors per product with the embedding table. A large vocabulary needs much memory
+/// per vector.
 const TOGETHER: usize = 64;
 
-/// The matrices of a layer's attention.
+/// Returns the matrices of a layer's attention.
 ///
 /// # Errors
 /// If the layer is unknown, has no plain attention or has an adapter, or the model is closed.
@@ -62,7 +62,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
     })
 }
 
-/// The embeddings of tokens.
+/// Returns the embeddings of `tokens`, concatenated.
 ///
 /// # Errors
 /// If a token is outside the vocabulary, or the model is closed.
@@ -85,7 +85,7 @@ pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     })
 }
 
-/// The dot products of all embeddings with each of `vectors`.
+/// Returns the dot products of all embeddings with each of `vectors`.
 ///
 /// # Errors
 /// If the length of `vectors` is not a multiple of the hidden size. Also if memory runs out, or the

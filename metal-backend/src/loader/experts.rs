@@ -1,4 +1,4 @@
-//! Loads the matrices of experts, which checkpoints store as one stack or one by one.
+//! Loads matrices of experts. Checkpoints store them as one stack or one matrix per expert.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
@@ -18,7 +18,7 @@ pub struct ExpertNames<'a> {
 }
 
 impl Weights {
-    /// One matrix of all experts, `inputs -> outputs`.
+    /// Loads one matrix of all experts, `inputs -> outputs`.
     pub fn experts(
         &mut self,
         names: &ExpertNames<'_>,
@@ -50,9 +50,9 @@ impl Weights {
     }
 }
 
-/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can store. The rows of
-/// a stack are the experts' rows, one expert after another. `None` if experts are not aligned to
-/// row blocks.
+/// Returns the rows and columns of a matrix or of a stack that the kernels can store. The rows of a
+/// stack are the rows of all experts, expert by expert. Returns `None` if an expert's rows are not
+/// a multiple of a row block.
 pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     let rows = match *shape {
         [rows, _] => rows,
@@ -62,7 +62,7 @@ pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     (rows > 0).then_some((rows, *shape.last()?))
 }
 
-/// The rows of a matrix or of a stack as a weight of this shape.
+/// Converts rows in the kernels' layout to a weight of this shape: a matrix or a stack.
 pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     match *shape {
         [experts, _, _] => rows.into_experts(mlx_shape(&[experts])[0]),
@@ -70,7 +70,7 @@ pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     }
 }
 
-/// Stacks matrices of one format. The stack is evaluated at once, so that the parts can be freed.
+/// Stacks matrices of one format. Evaluates the stack immediately, so that the parts can be freed.
 fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
     let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
         let all = stack(&arrays, 0)?;
@@ -100,7 +100,7 @@ fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
             ..*first
         }));
     }
-    // Experts in different formats are dequantized, because a stack has one format.
+    // A stack has one format, so experts in different formats are dequantized.
     let stored = |part: &Weight| match part {
         Weight::Dense(w) => Some(w.dtype()),
         Weight::Mapped(m) => Some(m.dtype()),

@@ -1,5 +1,4 @@
-//! Features of layers from a vindex: matrices in mapped files, which are checked against their
-//! hashes.
+//! Features of layers from a vindex: matrices in mapped files, verified by their hashes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,8 +30,8 @@ pub struct Features {
     files: Vec<MappedFile>,
     /// The layers that the loading options compute from features (`walk`).
     layers: BTreeSet<usize>,
-    /// Whether these layers read nothing from the model's files. Then the gate comes from the
-    /// vindex, too.
+    /// Whether these layers read nothing from the model's files, so that the gate also comes from
+    /// the vindex.
     only: bool,
 }
 
@@ -41,9 +40,9 @@ fn same_place(a: &Path, b: &Path) -> bool {
     real(a).is_some() && real(a) == real(b)
 }
 
-/// The options for a model that is a complete vindex. All its layers use features: as the options
-/// select, or all features. The model has no other feed-forward weights. The weights are checked
-/// against their hashes. `None` for other models.
+/// Returns the options for a model that is a complete vindex; `None` for other models. The model
+/// has no other feed-forward weights, so all its layers use features: those that `options` select,
+/// otherwise all. Checks the weights against their hashes.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] for
@@ -73,7 +72,7 @@ pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<L
     Ok(Some(options))
 }
 
-/// The error for a fault in the files, or for a failed read.
+/// Returns the error for a fault in the files, or for a failed read.
 fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
     move |e| {
         Error::new(ErrorKind::InvalidModel, e.to_string())
@@ -83,11 +82,11 @@ fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
 }
 
 impl Features {
-    /// Opens the vindex of the options for the model at `model`, and maps its files. `None` if no
-    /// layer uses features.
+    /// Opens the vindex in `options` for the model at `model`, and maps its files. Returns `None`
+    /// if no layer uses features.
     ///
     /// # Errors
-    /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
+    /// The errors of [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
     pub fn open(options: &LoadOptions, model: &Path, config: &ModelConfig) -> Result<Option<Self>> {
         let Some(dir) = options.vindex.as_deref() else {
             return Ok(None);
@@ -114,7 +113,7 @@ impl Features {
     /// the files belong to another model.
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
-        // A complete vindex is the model itself.
+        // A complete vindex is the model itself, so its recorded identity cannot differ.
         let identity = match is_vindex(model) && same_place(dir, model) {
             true => vindex.about().identity.clone(),
             false => files::identity(model).map_err(fault(dir))?,
@@ -150,7 +149,7 @@ impl Features {
         Error::new(ErrorKind::InvalidOption, message).with_path(&self.dir)
     }
 
-    /// The footprint without the model's tensors that the features replace.
+    /// Returns the footprint without the model's tensors that the features replace.
     #[must_use]
     pub fn reduce(&self, footprint: Footprint) -> Footprint {
         match self.only {
@@ -166,8 +165,9 @@ impl Features {
         }
     }
 
-    /// Bytes of features that loading copies as `dtype`. Features are copied if MLX computes, or if
-    /// not `on_cpu`. Mapped features do not count, because the system can reclaim their memory.
+    /// Returns the bytes of features that loading copies as `dtype`. Features are copied unless the
+    /// CPU kernels compute. Mapped features do not count, because the system can reclaim their
+    /// memory.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
         if !copies_features(on_cpu) {
@@ -179,8 +179,8 @@ impl Features {
         let selected = layers.filter(|(layer, _)| self.layers.contains(layer));
         let elements = selected.map(|(_, layer)| {
             let features = layer.num_features as u64;
-            // Gate rows if nothing comes from the model, up rows if the part is gated; each with a
-            // bias.
+            // Gate rows if the vindex replaces the model's gate; up rows if the block is gated.
+            // Each has a bias.
             let sides = u64::from(self.only) + u64::from(layer.gated);
             let biases = match layer.biased {
                 true => sides * features + hidden,
@@ -191,8 +191,8 @@ impl Features {
         elements.sum::<u64>() * size as u64
     }
 
-    /// The features of the layer at `place`, after a check of all bytes against their hash.
-    /// Includes the gate's rows if `gate`.
+    /// Returns the features of the layer at `place`, after checking all bytes against their hash.
+    /// Includes the gate rows if `gate`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for damaged bytes or an unknown activation.

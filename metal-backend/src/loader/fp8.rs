@@ -1,5 +1,5 @@
-//! Matrices of FP8 values (E4M3) with one scale for each block, as DeepSeek publishes them. The
-//! CPU has no instructions for FP8, so the matrices become bfloat16 ones.
+//! Matrices of FP8 values (E4M3) with one scale per block, as DeepSeek publishes them. The CPU has
+//! no FP8 instructions, so the matrices are converted to bfloat16.
 
 use half::bf16;
 use inference::{Error, ErrorKind, Result};
@@ -13,8 +13,9 @@ use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNa
 use crate::error::engine;
 use crate::nn::Weight;
 
-/// The value of an E4M3 number: a sign, 4 bits of exponent with bias 7, 3 bits of fraction. There
-/// are no infinities, and all ones are NaN ("FP8 Formats for Deep Learning", arXiv 2209.05433).
+/// Returns the value of an E4M3 number: a sign, 4 exponent bits with bias 7, 3 fraction bits. There
+/// are no infinities; all ones in exponent and fraction mean NaN ("FP8 Formats for Deep Learning",
+/// arXiv 2209.05433).
 fn e4m3(bits: u8) -> f32 {
     let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
     let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7) / 8.0);
@@ -26,7 +27,7 @@ fn e4m3(bits: u8) -> f32 {
 }
 
 impl Weights {
-    /// The matrix with this prefix, which the file holds in FP8.
+    /// Loads the matrix with this prefix, which the file stores in FP8.
     pub(super) fn fp8(
         &self,
         checkpoint: &SafetensorsCheckpoint,

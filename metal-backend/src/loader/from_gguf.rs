@@ -1,5 +1,5 @@
-//! Loads tensors of GGUF files. A matrix stays quantized if MLX or the CPU kernels have an equal
-//! format (`gguf_packed.rs` has the formats that are not affine). All other tensors become dense.
+//! Loads tensors of GGUF files. A matrix stays quantized if MLX or the CPU kernels support its
+//! format (`gguf_packed.rs` loads formats that are not affine). All other tensors become dense.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::nn::Weight;
 pub(super) struct GgufRows {
     tensor: GgufPart,
     rows: usize,
-    /// The number of rows or, for a bias, of elements.
+    /// The number of rows; for a bias, the number of elements.
     units: usize,
-    /// The units of a head, within which the file has another order.
+    /// The number of units per head, if the file permutes units within each head.
     head: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ impl GgufRows {
         }
     }
 
-    /// Calls `make` as [`Weights::gguf_chunks`] describes, for some rows.
+    /// Reads some rows, and calls `make` as [`Weights::gguf_chunks`] describes.
     pub(super) fn read(
         &self,
         range: Range<usize>,
@@ -64,7 +64,8 @@ impl GgufRows {
         make(&usual, out, &mut scratch.values)
     }
 
-    /// The numbers of units and heads in some rows; `None` if the rows are in the usual order.
+    /// Returns the numbers of units and heads in some rows; `None` if the file has Hugging Face's
+    /// order.
     fn heads(&self, rows: usize) -> Option<(usize, usize)> {
         let units = match self.units == self.rows {
             true => rows,
@@ -73,7 +74,7 @@ impl GgufRows {
         self.head.map(|head| (units, units / head.max(1)))
     }
 
-    /// Reads some rows into `out`, in the usual order.
+    /// Reads some rows into `out`, in Hugging Face's order.
     fn copy(&self, range: Range<usize>, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
         let Some((units, heads)) = self.heads(range.len()) else {
             return self.tensor.read_rows(range, out);
@@ -84,8 +85,8 @@ impl GgufRows {
         Ok(())
     }
 
-    /// Packs some rows with the kernels for `blocks`. Returns `false` if the rows are not whole row
-    /// blocks.
+    /// Packs some rows with the kernels for `blocks`. Returns `false` if the rows are not complete
+    /// row blocks.
     pub(super) fn pack(
         &self,
         blocks: RowBlocks,
@@ -118,8 +119,8 @@ impl Weights {
         self.gguf_part(gguf, stored, name, shape)
     }
 
-    /// The number of heads whose rows are in GGUF's order; `None` if the rows are in Hugging Face's
-    /// order.
+    /// Returns the number of heads if the file permutes rows within heads; `None` if the rows are
+    /// in Hugging Face's order.
     pub(super) fn permuted_heads(&self, tensor: &GgufPart) -> Result<Option<usize>> {
         let permuted = matches!(&self.source, Source::Gguf(_, names) if names.permuted());
         let (queries, keys) = match self.split() {
@@ -149,8 +150,8 @@ impl Weights {
     }
 
     /// Reads a tensor in chunks, on several threads. `make` receives the bytes of some rows in
-    /// Hugging Face's order, and writes the bytes of these rows for each part. Its last argument is
-    /// scratch memory for elements.
+    /// Hugging Face's order, and writes these rows to each part. Its last argument is scratch
+    /// memory for elements.
     pub(super) fn gguf_chunks(
         &self,
         tensor: &GgufPart,
@@ -163,7 +164,7 @@ impl Weights {
         })
     }
 
-    /// The rows of a tensor in Hugging Face's order.
+    /// Returns the rows of a tensor, to be read in Hugging Face's order.
     pub(super) fn gguf_rows(&self, tensor: &GgufPart) -> Result<GgufRows> {
         let (rows, _) = rows_and_cols(&tensor.shape);
         let heads = self.permuted_heads(tensor)?;
@@ -197,7 +198,7 @@ impl Weights {
         }
         let made = self.gguf_chunks(tensor, &parts, |bytes, out, values| {
             let [out] = out else { return Err(no_parts()) };
-            // If the bytes are aligned, the conversion uses the processor's instructions.
+            // Aligned bytes can be cast, and the conversion then uses processor instructions.
             if let (GgmlType::F16, true, Ok(halves)) = (
                 tensor.kind,
                 cfg!(target_endian = "little"),
@@ -219,14 +220,14 @@ impl Weights {
         one(made, shape)
     }
 
-    /// The type in memory of a tensor that is dequantized.
+    /// Returns the type in memory of a tensor that is dequantized.
     pub(super) fn gguf_float_type(
         &self,
         tensor: &GgufPart,
         shape: &[usize],
         for_kernels: bool,
     ) -> Dtype {
-        // The tensor is decoded to float32, which represents both types exactly.
+        // Tensors are decoded to float32, which represents both half types exactly.
         let float_type = match tensor.kind {
             GgmlType::F16 => Dtype::Float16,
             GgmlType::BF16 => Dtype::Bfloat16,
@@ -288,14 +289,15 @@ impl Weights {
                 Ok(())
             })
         };
-        // Block scales are float16 in the file. Scales of K types are products with 6-bit factors,
-        // which float16 cannot represent.
+        // Block scales are float16 in the file. Scales of K types are multiplied by 6-bit factors,
+        // and float16 cannot represent these products.
         let products = layout.has_product_scales();
         let mut made = match kernel && !products {
             true => read(Dtype::Float16)?,
             false => read(self.dtype)?,
         };
-        // A bias is a multiple of the scale and may exceed float16, so the tensor is read again.
+        // A bias is a multiple of the scale and may overflow float16. In this case, the tensor is
+        // read again.
         if kernel && !products && !in_f16.load(Ordering::Relaxed) {
             made = read(self.dtype)?;
         }
@@ -326,7 +328,7 @@ impl Weights {
     }
 }
 
-/// The type of unquantized elements.
+/// Returns the type of unquantized elements; `None` for quantized types.
 pub(super) fn float_type(kind: GgmlType) -> Option<Dtype> {
     match kind {
         GgmlType::F16 => Some(Dtype::Float16),
@@ -359,7 +361,7 @@ mod tests {
     #[test]
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // All types that stay quantized.
+            // All types that stay quantized in memory.
             for row in TYPES {
                 let format = match row.layout() {
                     Layout::Floats => continue,
@@ -398,18 +400,18 @@ mod tests {
 
                     let Weight::Interleaved(matrix) = &weight else {
                         assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
-                        // MLX has affine codes and MXFP4. It has no other code tables and no groups
-                        // of 16.
+                        // MLX supports affine codes and MXFP4, but no other code tables and no
+                        // groups of 16.
                         let in_mlx = layout.affine_bits().is_some() || layout == Layout::Powers;
                         assert_eq!(weight.format().is_some(), in_mlx, "{name}");
                         continue;
                     };
                     assert!(kernels);
                     assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
-                    // The last row block is padded, so the size per weight varies.
+                    // The last row block is padded, so the bits per weight vary.
                     let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
                     let (few, most) = match layout {
-                        // Factors are float16 if they fit, otherwise float32.
+                        // Scales and biases are float16 if they fit, otherwise float32.
                         Layout::Affine { bits } => (f64::from(bits) + 1.0, f64::from(bits) + 2.0),
                         _ => [layout.bytes(256) as f64 * 8.0 / 256.0; 2].into(),
                     };
@@ -420,7 +422,8 @@ mod tests {
                     for (row, id) in rows.chunks(COLS).zip([299, 0, 17]) {
                         assert!(row == &wanted[id * COLS..][..COLS], "{name}, row {id}");
                     }
-                    // Rows of a fused matrix may start at any row, here not at a multiple of eight.
+                    // Rows of a fused matrix may start at any index; this one is not a multiple of
+                    // eight.
                     let part = weight.rows(5, 77).unwrap();
                     let part = part.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
                     assert!(part == wanted[5 * COLS..77 * COLS], "{name}, rows");
@@ -451,7 +454,7 @@ mod tests {
         });
     }
 
-    /// A stack of experts must also keep its blocks, whatever the chunk size is.
+    /// A stack of experts must also keep its blocks, for any chunk size.
     #[test]
     fn experts_reach_the_kernels_as_they_are() {
         const EXPERTS: usize = 5;

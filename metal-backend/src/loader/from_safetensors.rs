@@ -66,17 +66,17 @@ impl Weights {
         self.dense_of(checkpoint, name, info, part, dtype)
     }
 
-    /// The type in memory of a dense tensor stored as `stored`.
+    /// Returns the type in memory of a dense tensor that is stored as `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stored = self.half.unwrap_or(stored);
-        // The kernels multiply a stack only if its rows fit row blocks. MLX multiplies other stacks
-        // in float32.
+        // The kernels multiply a stack only if each expert's rows are a multiple of a row block.
+        // MLX multiplies other stacks in float32.
         let has_kernel_rows = kernel_rows(shape).is_some();
         let stays = for_kernels && has_kernel_rows && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
     }
 
-    /// A tensor as an array of `dtype`.
+    /// Loads a tensor as an array of `dtype`.
     pub(super) fn dense_of(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -220,7 +220,7 @@ impl Weights {
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };
-            // Read one after the other, so that only one of them is fully in memory.
+            // Reads one after the other, so that only one of them is completely in memory.
             let factors = [factors("scales")?, factors("biases")?];
             return Weight::from_interleaved(words, factors, format)
                 .map(|rows| packed_weight(rows, shape))
@@ -238,7 +238,7 @@ impl Weights {
         }))
     }
 
-    /// A tensor of bytes, such as the scales of `mxfp4`, without conversion.
+    /// Loads a tensor of bytes, such as the scales of `mxfp4`, without conversion.
     pub(super) fn raw_bytes(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -262,7 +262,7 @@ impl Weights {
         Array::from_slice(&bytes, &mlx_shape(&part.shape)).map_err(engine("weights"))
     }
 
-    /// Combines four bytes at a time along the last axis to little-endian words.
+    /// Combines each four bytes along the last axis into a little-endian word.
     pub(super) fn packed_words(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -296,8 +296,8 @@ impl Weights {
         Array::from_slice(&words, &shape).map_err(engine("weights"))
     }
 
-    /// The quantization of a matrix. The configuration may list exceptions under the stored name or
-    /// under the usual name.
+    /// Returns the quantization of a matrix. The configuration may list exceptions by the stored
+    /// name or by the usual name.
     fn quantization_of(&self, prefix: &str, stored: &str) -> Result<&QuantConfig> {
         let overrides = &self.config.quantization_overrides;
         let exception = overrides

@@ -1,4 +1,4 @@
-//! Dense matrices of GGUF files that kernels read in the mapped file.
+//! Dense matrices of GGUF files. The kernels read them in the mapped file.
 
 use inference::Result;
 use mlx_rs_core::Dtype;
@@ -11,13 +11,13 @@ use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
 
-/// The smallest mapped matrix, in bytes. Each product with a mapped matrix asks the system for the
-/// length of the file, which would cost more than it saves for smaller ones.
+/// The minimum size of a mapped matrix, in bytes. Each product with a mapped matrix queries the
+/// file's length. For a smaller matrix, this costs more than mapping saves.
 pub(super) const LEAST_BYTES: usize = 1 << 20;
 
 impl Weights {
-    /// The matrix in the mapped file. `None` if it must be copied: because it is small, is
-    /// converted to `dtype`, has rows in another order, or is not aligned.
+    /// Returns the matrix in the mapped file. Returns `None` if it must be copied: because it is
+    /// small, needs conversion to `dtype`, has permuted rows, or is not aligned.
     ///
     /// # Errors
     /// If the file was truncated.
@@ -41,7 +41,7 @@ impl Weights {
         exec::mapped(file, bytes, dtype, [shape[0], shape[1]]).map_err(engine("weights"))
     }
 
-    /// The mapped file of the tensor.
+    /// Returns the mapped file of the tensor.
     fn mapped_gguf(&self, tensor: &GgufPart) -> Option<&MappedFile> {
         let map = || {
             let handle = tensor.gguf.handle().ok()?;
@@ -65,7 +65,7 @@ mod tests {
         "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 40}"#;
     const UP: (&str, &str) = ("model.layers.0.mlp.up_proj", "blk.0.ffn_up.weight");
 
-    /// The weights of a file. All its dense matrices may be mapped.
+    /// Opens the weights of a file, without a minimum size of mapped matrices.
     fn opened(path: &std::path::Path, dtype: Dtype) -> Weights {
         let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
         let mut all = Weights::from_gguf(Gguf::open(path).unwrap(), &config, dtype);
@@ -78,7 +78,7 @@ mod tests {
         weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap()
     }
 
-    /// The bits of values, some of which are not numbers.
+    /// Returns the bits of values, because some values are NaN.
     fn bits(values: &[f32]) -> Vec<u32> {
         values.iter().map(|v| v.to_bits()).collect()
     }
@@ -111,7 +111,7 @@ mod tests {
                 let ids = Array::from_slice(&[17i32], &[1]).unwrap();
                 let row = weight.take_rows(&ids, Dtype::Float32).unwrap();
                 assert!(bits(&row.to_f32_vec().unwrap()) == wanted[17 * 64..18 * 64]);
-                // Small matrices, and computation in another type.
+                // Small matrices, and matrices that are converted, must be copied.
                 all.least_mapped = LEAST_BYTES;
                 assert!(matches!(
                     all.matrix(UP.0, 40, 64).unwrap(),
@@ -126,7 +126,7 @@ mod tests {
         });
     }
 
-    /// GGUF permits an alignment of one byte.
+    /// GGUF permits an alignment of one byte, so tensors may be unaligned.
     #[test]
     fn floats_that_are_not_aligned_are_copied() {
         on_cpu(|| {

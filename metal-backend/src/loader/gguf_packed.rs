@@ -1,5 +1,5 @@
 //! Loads matrices of GGUF types that store codes, scales, and scales of scales as separate parts.
-//! The table of types (`inference_formats::quantization`) has the layout of each type.
+//! The table in `inference_formats::quantization` defines the layout of each type.
 
 use inference::Result;
 use mlx_rs_core::{Dtype, Error as CoreError, ErrorKind, QuantMode, Quantized};
@@ -16,8 +16,8 @@ use crate::exec::{self, MatrixParts, RowBlocks};
 use crate::nn::Weight;
 
 impl Weights {
-    /// Loads a matrix, or a stack of matrices, in the layout of its type. The kernels have all
-    /// layouts; MLX has only [`Layout::Powers`]. `None` if neither can compute with the tensor.
+    /// Loads a matrix or a stack of matrices in the layout of its type. The kernels support all
+    /// layouts, MLX only [`Layout::Powers`]. Returns `None` if neither can compute with the tensor.
     pub(super) fn gguf_packed(
         &self,
         tensor: &GgufPart,
@@ -64,7 +64,8 @@ impl Weights {
                 mode: QuantMode::Mxfp4,
             })));
         };
-        // Exponents may be invalid, which loading must report. Other blocks have no faults.
+        // These blocks may contain invalid exponents, which loading must report, so they are packed
+        // now. Other blocks are always valid, so they are packed later.
         let parts = match in_mlx {
             true => self.gguf_at_once(&packed, &layouts)?.into(),
             false => self.gguf_later(packed, &layouts)?,
@@ -74,7 +75,7 @@ impl Weights {
         Ok(matrix.map(|rows| packed_weight(rows, shape)))
     }
 
-    /// Packs a tensor now.
+    /// Packs a tensor immediately.
     fn gguf_at_once(&self, packed: &Packed, layouts: &[PartLayout]) -> Result<Parts> {
         self.in_chunks(packed.rows.stored(), layouts, |range, out, scratch| {
             packed.rows.read(range, out, scratch, |bytes, out, _| {
@@ -83,7 +84,7 @@ impl Weights {
         })
     }
 
-    /// Packs a tensor after loading, or when its matrix is used.
+    /// Packs a tensor in the background after loading, or when its matrix is first used.
     fn gguf_later(&self, packed: Packed, layouts: &[PartLayout]) -> Result<MatrixParts> {
         let chunks = self.chunks(packed.rows.stored(), layouts);
         let arrays = chunks.arrays();
@@ -98,16 +99,16 @@ impl Weights {
     }
 }
 
-/// A tensor whose blocks are packed.
+/// A tensor whose blocks are converted to packed parts.
 struct Packed {
     tensor: GgufPart,
     rows: GgufRows,
-    /// The kernels for its blocks.
+    /// The kernels that pack its blocks, if there are any.
     blocks: Option<RowBlocks>,
 }
 
 impl Packed {
-    /// Writes the parts of some rows.
+    /// Writes the packed parts of some rows.
     fn convert(&self, bytes: &[u8], out: &mut [&mut [u8]]) -> Result<()> {
         pack_into(self.tensor.kind, bytes, out).map_err(|misfit| {
             wrong_tensor(

@@ -1,4 +1,4 @@
-//! Reads a tensor of a GGUF file, or the part of it that one process of a group needs.
+//! Reads a tensor of a GGUF file, or the slice of it that one process of a group needs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::part::Part;
 use super::streaming::rows_and_cols;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 
-/// A tensor of a GGUF file, or this process's part of it.
+/// A tensor of a GGUF file, or this process's slice of it.
 #[derive(Debug, Clone)]
 pub(super) struct GgufPart {
     /// The file.
@@ -19,17 +19,17 @@ pub(super) struct GgufPart {
     pub name: String,
     /// The type of its blocks.
     pub kind: GgmlType,
-    /// The shape of the part.
+    /// The shape of the slice.
     pub shape: Vec<usize>,
-    /// Bytes of the part in the file.
+    /// Bytes of the slice in the file.
     pub nbytes: usize,
     whole: GgufTensor,
-    /// The part in blocks, and the bytes of a block; `None` for the whole tensor.
+    /// The slice in units of blocks, and the bytes of a block; `None` for a complete tensor.
     cut: Option<(Part, usize)>,
 }
 
 impl GgufPart {
-    /// A whole tensor.
+    /// Creates a complete tensor.
     pub(super) fn whole(gguf: &Arc<Gguf>, name: String, whole: &GgufTensor) -> Self {
         Self {
             gguf: Arc::clone(gguf),
@@ -42,10 +42,10 @@ impl GgufPart {
         }
     }
 
-    /// The part of a tensor.
+    /// Creates a slice of a tensor.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] when the part cuts a block.
+    /// [`ErrorKind::Unsupported`] if the slice cuts a block.
     pub(super) fn cut(
         gguf: &Arc<Gguf>,
         name: String,
@@ -81,20 +81,21 @@ impl GgufPart {
         })
     }
 
-    /// The bytes of the file that the part consists of. `None` if other bytes lie between them.
+    /// Returns the tensor's byte range in the file; `None` if it is a slice, which may not be
+    /// contiguous.
     pub(super) fn bytes(&self) -> Option<Range<usize>> {
         let first = usize::try_from(self.gguf.position(&self.whole)).ok()?;
         let end = first.checked_add(self.nbytes)?;
         self.cut.is_none().then_some(first..end)
     }
 
-    /// Bytes of one row of the part. All axes but the last count as rows.
+    /// Returns the bytes of one row of the slice. All axes but the last count as rows.
     pub(super) fn row_bytes(&self) -> usize {
         let (rows, _) = rows_and_cols(&self.shape);
         self.nbytes / rows.max(1)
     }
 
-    /// Reads some rows of the part, in the order of the file. `out` has their size.
+    /// Reads some rows of the slice, in the order of the file. `out` must have their size.
     pub(super) fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let read = |at: usize, out: &mut [u8]| Ok(self.gguf.read_into(&self.whole, at, out)?);
         match &self.cut {
@@ -105,8 +106,8 @@ impl GgufPart {
 }
 
 impl Weights {
-    /// The tensor with this name in transformers, or this process's part of it; `shape` is the
-    /// shape of the part.
+    /// Returns the tensor with this name in transformers, or this process's slice of it. `shape` is
+    /// the shape of the slice.
     pub(super) fn gguf_part(
         &self,
         gguf: &Arc<Gguf>,
@@ -117,7 +118,7 @@ impl Weights {
         let tensor = (gguf.tensors().get(&stored)).ok_or_else(|| self.missing(&stored, shape))?;
         let part = self.part(name, shape)?;
         let expected = part.stored_shape();
-        // Files may lack axes of length one at the start.
+        // Files may omit leading axes of length one.
         let used = |shape: &[usize]| shape.iter().position(|n| *n != 1).unwrap_or(shape.len());
         if tensor.shape[used(&tensor.shape)..] != expected[used(&expected)..] {
             return Err(self.wrong_shape(&stored, &tensor.shape, &expected));
@@ -145,8 +146,8 @@ mod tests {
         "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4,
         "vocab_size": 40}"#;
 
-    /// The matrix at `prefix` that `rank` of `processes` loads from a file with one tensor of shape
-    /// `[512, 512]`, and the decoded elements of the file.
+    /// Returns the matrix at `prefix` that `rank` of `processes` loads from a file with one tensor
+    /// of shape `[512, 512]`, and the file's decoded elements.
     fn loaded(
         (prefix, stored): (&str, &str),
         kind: GgmlType,

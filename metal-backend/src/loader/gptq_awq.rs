@@ -1,5 +1,5 @@
-//! Matrices that GPTQ or AWQ packed, as the affine matrices of MLX with the same values.
-//! [`Packing`] describes the tensors.
+//! Loads matrices that GPTQ or AWQ packed, as affine MLX matrices with the same values. [`Packing`]
+//! describes the stored tensors.
 
 use half::f16;
 use inference::{Error, ErrorKind, Result};
@@ -16,32 +16,32 @@ use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
 
-/// Group sizes of MLX's affine format.
+/// The group sizes of MLX's affine format, the largest first.
 const GROUPS: [usize; 3] = [128, 64, 32];
 
-/// The place of output `n % 8` in a word of AWQ, in elements from the lowest bits.
+/// The position of output `n % 8` in a word of AWQ, in elements from the lowest bits.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// The tensors of one matrix `[rows, cols]`, read.
+/// The tensors of one matrix `[rows, cols]`, in memory.
 #[derive(Debug)]
 struct Packed {
     packing: Packing,
     bits: usize,
     rows: usize,
     cols: usize,
-    /// Codes.
+    /// Packed codes.
     words: Vec<u32>,
-    /// Zero points; `None` for the middle of the codes everywhere.
+    /// Packed zero points; `None` if all are `2^(bits - 1)`.
     zeros: Option<Vec<u32>>,
     /// `[groups, rows]`.
     scales: Vec<f32>,
-    /// The group of each column; `None` for neighboring columns in groups of one size.
+    /// The group of each column; `None` if groups are adjacent columns of equal number.
     group_of: Option<Vec<u32>>,
     groups: usize,
 }
 
 impl Packed {
-    /// Elements of a word.
+    /// Returns the number of elements in a word.
     fn per_word(&self) -> usize {
         32 / self.bits
     }
@@ -50,7 +50,7 @@ impl Packed {
         u32::MAX >> (32 - self.bits)
     }
 
-    /// The bits of element `row % per_word` in a word that holds neighboring rows.
+    /// Returns the bit position of element `row % per_word` in a word of adjacent rows.
     fn shift(&self, row: usize) -> usize {
         let place = row % self.per_word();
         let place = match self.packing {
@@ -60,7 +60,7 @@ impl Packed {
         place * self.bits
     }
 
-    /// The code of a weight.
+    /// Returns the code of a weight.
     fn code(&self, row: usize, col: usize) -> u32 {
         let (at, shift) = match self.packing {
             Packing::Awq => (
@@ -75,7 +75,7 @@ impl Packed {
         self.words[at] >> shift & self.mask()
     }
 
-    /// The zero point of a row in a group.
+    /// Returns the zero point of a row in a group.
     fn zero(&self, row: usize, group: usize) -> f32 {
         let Some(zeros) = &self.zeros else {
             return (1 << (self.bits - 1)) as f32;
@@ -86,7 +86,7 @@ impl Packed {
             _ => 0,
         };
         let stored = zeros[at] >> self.shift(row) & self.mask();
-        // The sum wraps: the first version of GPTQ stores the zero point 0 as the greatest code.
+        // The sum wraps, because GPTQ's first version stores the zero point 0 as the greatest code.
         ((stored + offset) & self.mask()) as f32
     }
 
@@ -101,8 +101,8 @@ impl Packed {
         }
     }
 
-    /// The group size in MLX's format. `None` where it has none: columns of a group that are not
-    /// neighbors, or groups of another size.
+    /// Returns the group size in MLX's format. Returns `None` if MLX cannot represent the groups:
+    /// their columns are not adjacent, or their size is not a multiple of an MLX group size.
     fn affine_group(&self) -> Option<usize> {
         let stored = self.cols / self.groups;
         let size = GROUPS
@@ -111,14 +111,14 @@ impl Packed {
         self.group_of.is_none().then_some(size)
     }
 
-    /// The packed words of rows `first..`, `[n, cols / per_word]`.
+    /// Writes the packed words of rows `first..`, `[n, cols / per_word]`.
     fn write_words(&self, first: usize, out: &mut [u32]) {
         let per_row = self.cols / self.per_word();
         for (row, words) in out.chunks_exact_mut(per_row.max(1)).enumerate() {
             let row = first + row;
             for (at, word) in words.iter_mut().enumerate() {
                 *word = match self.packing {
-                    // MLX packs neighboring inputs of an output as GPTQ does.
+                    // MLX and GPTQ both pack adjacent inputs of an output into a word.
                     Packing::Gptq { .. } => self.words[at * self.rows + row],
                     _ => (0..self.per_word()).fold(0, |word, i| {
                         word | self.code(row, at * self.per_word() + i) << (i * self.bits)
@@ -128,7 +128,7 @@ impl Packed {
         }
     }
 
-    /// Scales and biases of MLX's format, `[rows, cols / size]`.
+    /// Returns scales and biases in MLX's format, `[rows, cols / size]`.
     fn factors(&self, size: usize) -> mlx_rs_core::Result<[Array; 2]> {
         let groups = self.cols / size;
         let mut both = [const { Vec::new() }; 2];
@@ -148,7 +148,8 @@ impl Packed {
         ])
     }
 
-    /// The weights of a row, rounded to float16, in which GPTQ's own kernels compute them.
+    /// Writes the weights of a row, rounded to float16, because GPTQ's own kernels compute them in
+    /// float16.
     fn write_row(&self, row: usize, out: &mut [f32]) {
         for (col, value) in out.iter_mut().enumerate() {
             let group = self.group(col);
@@ -160,7 +161,7 @@ impl Packed {
 }
 
 impl Weights {
-    /// The matrix with this prefix if GPTQ or AWQ packed it, else `None`.
+    /// Loads the matrix with this prefix; `None` unless GPTQ or AWQ packed it.
     pub(super) fn gptq_or_awq(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -217,7 +218,8 @@ impl Weights {
         })))
     }
 
-    /// A matrix whose groups MLX's format lacks, in 16 bits where the kernels multiply with them.
+    /// Dequantizes a matrix whose groups MLX does not support. Uses 16 bits if the kernels can
+    /// multiply by them.
     fn expanded(&self, packed: &Packed, for_kernels: bool) -> Result<Weight> {
         let (rows, cols) = (packed.rows, packed.cols);
         let dtype = self.matrix_type(Dtype::Float16, &[rows, cols], for_kernels);
@@ -324,7 +326,7 @@ impl Weights {
         Ok(packed)
     }
 
-    /// A tensor of 32-bit integers.
+    /// Reads a tensor of 32-bit integers.
     fn words_of(
         &self,
         checkpoint: &SafetensorsCheckpoint,

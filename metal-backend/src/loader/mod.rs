@@ -1,5 +1,5 @@
 //! Named weights with checked shapes, in the model's compute type. An architecture requests each
-//! tensor with the expected shape. A tensor that is never requested is an error.
+//! tensor with the expected shape. Loading fails if a tensor is never requested.
 
 mod experts;
 mod features;
@@ -59,22 +59,22 @@ pub struct Weights {
     on_cpu: bool,
     /// The type to which inputs of quantized matrices are converted in prefill.
     prefill_inputs: PrefillInputs,
-    /// The half type in which dense matrices are stored for the kernels, whatever their type in the
-    /// file.
+    /// The half type in which dense matrices are stored for the kernels, regardless of their type
+    /// in the file.
     half: Option<Dtype>,
     /// The type in which attention layers sum.
     sums: AttentionSums,
     /// The approximate number of stored bytes per read operation.
     chunk_bytes: usize,
-    /// Packs matrices after they were fetched.
+    /// Packs matrices in the background, after they were fetched.
     packer: Packer,
-    /// The mapped GGUF file; `None` inside if it cannot be mapped.
+    /// The mapped GGUF file; the cell contains `None` if it cannot be mapped.
     mapped: OnceCell<Option<MappedFile>>,
     /// The size of the smallest mapped matrix, in bytes.
     least_mapped: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
-    /// The number of weights by bits and group size. The model reports the most common format.
+    /// The number of weights per format (bits, group size), for reporting the most common format.
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
@@ -84,7 +84,7 @@ pub struct Weights {
     member: Option<Member>,
     /// The layers to read in a pipeline.
     stage: Option<OwnStage>,
-    /// Layers whose feed-forward parts are not read.
+    /// Layers whose feed-forward weights are not read.
     unread: BTreeSet<usize>,
     /// The weights fetched so far by name, if [`Self::keep_fetched`] was called.
     fetched: Option<Vec<(String, Weight)>>,
@@ -109,7 +109,7 @@ impl Weights {
 
     /// Opens the weights of a GGUF file, for computation in `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
-        // Reading the configuration already used the factors of LongRoPE.
+        // Reading the configuration already used these tensors, the factors of LongRoPE.
         let read = |name: &&String| {
             !name.starts_with("rope_factors_") && !predicts_further(&config.fields, name)
         };
@@ -125,7 +125,7 @@ impl Weights {
         )
     }
 
-    /// Opens the weights of another directory, with the settings of this one.
+    /// Opens the weights of another directory, with the same settings.
     pub fn beside(
         &self,
         checkpoint: SafetensorsCheckpoint,
@@ -171,21 +171,21 @@ impl Weights {
         }
     }
 
-    /// Records the weights fetched from now on, for [`Self::fetched`]. The records share the
-    /// model's memory.
+    /// Records the weights that are fetched from now on, for [`Self::fetched`]. The records share
+    /// the model's memory.
     pub fn keep_fetched(&mut self) {
         self.fetched = Some(Vec::new());
     }
 
-    /// The recorded weights with their names in transformers. Their values are those with which the
-    /// model computes.
+    /// Returns the recorded weights with their names in transformers. Their values are those with
+    /// which the model computes.
     pub fn fetched(&mut self) -> Vec<(String, Weight)> {
         self.fetched.take().unwrap_or_default()
     }
 
-    /// How tensors are stored in memory for a model that computes in `dtype`, for estimates.
-    /// Summarizes [`Self::matrix`] and [`Self::tensor`]. `on_cpu` means the same as in
-    /// [`Self::use_cpu`].
+    /// Returns how tensors are stored in memory for a model that computes in `dtype`, for
+    /// estimates. Must agree with [`Self::matrix`] and [`Self::tensor`]. `on_cpu` means the same as
+    /// in [`Self::use_cpu`].
     pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
         exec::storage(on_cpu, dtype)
     }
@@ -202,8 +202,8 @@ impl Weights {
         self.on_cpu
     }
 
-    /// Rounds dense matrices to a half type and stores them in it, if the CPU kernels can multiply
-    /// by this type.
+    /// Makes dense matrices be rounded to a half type and stored in it, if the CPU kernels can
+    /// multiply by this type.
     pub fn keep_half(&mut self, half: Dtype) {
         self.half = Some(half);
     }
@@ -218,7 +218,7 @@ impl Weights {
         self.sums
     }
 
-    /// The embedding at `prefix`.
+    /// Loads the embedding at `prefix`.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
@@ -234,7 +234,7 @@ impl Weights {
         self.dtype
     }
 
-    /// The most common bits and group size; `None` without quantized weights.
+    /// Returns the most common bits and group size; `None` without quantized weights.
     pub fn quantization(&self) -> Option<(u32, u32)> {
         self.quantization
             .iter()
@@ -273,8 +273,8 @@ impl Weights {
         }
     }
 
-    /// Whether the checkpoint is a GGUF file. Conversion to GGUF changes some values (norms of
-    /// Gemma, layout of GPT-2), so architectures need this information.
+    /// Whether the checkpoint is a GGUF file. Architectures need this, because conversion to GGUF
+    /// changes some values (norms of Gemma, layout of GPT-2).
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf(..))
     }
@@ -287,7 +287,7 @@ impl Weights {
         matrix.map_or_else(scales, <[usize]>::first).copied()
     }
 
-    /// The stored shape of a tensor; for quantized weights, the shape of the packed words.
+    /// Returns the stored shape of a tensor; for quantized weights, the shape of the packed words.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.source {
             Source::Safetensors(c, names) => Some(&c.info(names.stored(name)?)?.shape),
@@ -309,7 +309,7 @@ impl Weights {
             .retain(|name| !below(name, prefix) && stored.as_ref() != Some(name));
     }
 
-    /// Excludes the feed-forward parts of these layers. Fetching them returns absent weights.
+    /// Excludes the feed-forward weights of these layers. Fetching them returns absent weights.
     pub fn leave_out_feed_forward(&mut self, layers: &BTreeSet<usize>) {
         let source = &self.source;
         self.unused.retain(|stored| {
@@ -372,17 +372,17 @@ impl Weights {
         )
     }
 
-    /// A one-axis tensor of `len` elements.
+    /// Loads a one-axis tensor of `len` elements.
     pub fn vector(&mut self, name: &str, len: i32) -> Result<Array> {
         self.tensor(name, &[len])
     }
 
-    /// A dense tensor of any shape.
+    /// Loads a dense tensor of any shape.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, (Turned(false), false))
     }
 
-    /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
+    /// Loads a dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
     pub fn turned_matrix(&mut self, prefix: &str, outputs: i32, inputs: i32) -> Result<Weight> {
         let stored = format!("{prefix}.weight");
         self.dense_tensor(&stored, &[inputs, outputs], (Turned(true), self.on_cpu))?
@@ -391,13 +391,13 @@ impl Weights {
             .map_err(engine("weights"))
     }
 
-    /// A dense stack of expert matrices. 16-bit elements keep their type if the kernels can
+    /// Loads a dense stack of expert matrices. 16-bit elements keep their type if the kernels can
     /// multiply by them.
     pub fn expert_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, (Turned(false), self.on_cpu))
     }
 
-    /// As [`Self::expert_tensor`], for matrices that are stored as `[inputs, outputs]`.
+    /// Loads a stack as [`Self::expert_tensor`], from matrices stored as `[inputs, outputs]`.
     pub fn turned_experts(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, (Turned(true), self.on_cpu))
     }
@@ -436,8 +436,8 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as values on the host; `None` if the file lacks it. Such tensors belong to
-    /// the configuration (for example rotary factors) and do not count as weights.
+    /// Loads a one-axis tensor as values on the host; `None` if the file lacks it. Such tensors
+    /// belong to the configuration (for example rotary factors), and do not count as weights.
     ///
     /// # Errors
     /// `InvalidModel` if the tensor has another shape or type.
@@ -451,7 +451,7 @@ impl Weights {
         vector.to_f32_vec().map(Some).map_err(engine("weights"))
     }
 
-    /// The linear layer `inputs -> outputs` at `prefix`, with an optional bias.
+    /// Loads the linear layer `inputs -> outputs` at `prefix`, with an optional bias.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -506,16 +506,16 @@ impl Weights {
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` at `prefix`, dense or quantized.
+    /// Loads a matrix `[rows, cols]` at `prefix`, dense or quantized.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
-        // Converting here to the kernels' layout avoids a second copy of the weight.
+        // Converts directly to the kernels' layout, which avoids a second copy of the weight.
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }
 
-    /// A stack of matrices `[.., rows, cols]` at `prefix`, dense or quantized.
+    /// Loads a stack of matrices `[.., rows, cols]` at `prefix`, dense or quantized.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
@@ -523,8 +523,8 @@ impl Weights {
         Ok(weight)
     }
 
-    /// The weight at `prefix`. It has the kernels' layout if `for_kernels` and the kernels support
-    /// its format.
+    /// Loads the weight at `prefix`. It gets the kernels' layout if `for_kernels` and the kernels
+    /// support its format.
     fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
         let weight = match &self.source {
@@ -550,7 +550,7 @@ impl Weights {
         Ok(weight.with_prefill_inputs(self.prefill_inputs))
     }
 
-    /// A tensor of bytes.
+    /// Loads a tensor of bytes.
     pub fn byte_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.raw_bytes(c, stored, info, part)
@@ -559,7 +559,8 @@ impl Weights {
         Ok(array)
     }
 
-    /// A tensor of bytes, combined to little-endian words. The last axis becomes a quarter as long.
+    /// Loads a tensor of bytes, combined into little-endian words. The last axis becomes a quarter
+    /// as long.
     pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.packed_words(c, stored, info, part)
@@ -586,7 +587,7 @@ impl Weights {
         }
     }
 
-    /// A fetched weight, dequantized. Statistics count the dequantized bytes.
+    /// Dequantizes a fetched weight. Updates the statistics to the dequantized bytes.
     pub fn plain(&mut self, weight: &Weight) -> Result<Array> {
         let packed = weight.nbytes() as u64;
         let plain = weight.dense(self.dtype).map_err(engine("weights"))?;
@@ -619,8 +620,8 @@ impl Weights {
     }
 }
 
-/// The suffixes of tensors that belong to a quantized matrix, besides `weight`: those of MLX, of
-/// GPTQ and AWQ, and of FP8.
+/// The suffixes of the other tensors of a quantized matrix, besides `weight`: those of MLX, of GPTQ
+/// and AWQ, and of FP8.
 const OTHER_PARTS: [&str; 6] = [
     "scales",
     "biases",
@@ -630,22 +631,23 @@ const OTHER_PARTS: [&str; 6] = [
     "weight_scale_inv",
 ];
 
-/// The name of the tensor that GPTQ and AWQ store in place of this matrix.
+/// Returns the name of the tensor that GPTQ and AWQ store instead of this matrix.
 fn packed_name(matrix: &str) -> Option<String> {
     Some(format!("{}.qweight", matrix.strip_suffix(".weight")?))
 }
 
-/// The number of elements of a shape that was checked before.
+/// Returns the number of elements of a shape. Saturates instead of overflowing.
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64))
 }
 
-/// A dimension as a size. It was checked before, so it is not negative.
+/// Converts a dimension to a size. It was checked before, so it is not negative.
 fn dimension(n: i32) -> usize {
     n.unsigned_abs() as usize
 }
 
-/// Sizes as `i32`, the type that MLX uses. A size that does not fit becomes -1, which MLX refuses.
+/// Converts sizes to `i32`, as MLX requires. A size that does not fit becomes -1, for which MLX
+/// returns an error.
 fn mlx_shape(shape: &[usize]) -> Vec<i32> {
     shape
         .iter()

@@ -1,4 +1,4 @@
-//! Reads the parts of tensors that one process of a group needs: their ranges in the files, and
+//! Reads the slices of tensors that one process of a group needs: their ranges in the files, and
 //! partial reads.
 
 use std::ops::Range;
@@ -19,11 +19,11 @@ use crate::nn::ExpertLinear;
 use crate::nn::Weight;
 use crate::nn::adapter::SlotKind;
 
-/// Minimum width in bytes of a column range that is read alone. Narrower ranges are cut from whole
-/// rows, because the system reads whole pages anyway.
+/// Minimum width in bytes of a column range that is read separately. Narrower ranges are cut from
+/// complete rows, because the system reads complete pages anyway.
 const PAGE: usize = 4096;
 
-/// The smallest group of MLX's affine format.
+/// The smallest group size of MLX's affine format.
 const LEAST_GROUP: usize = 32;
 
 /// The role of this process in a tensor-parallel group.
@@ -37,16 +37,16 @@ pub struct Member {
     pub group: Group,
 }
 
-/// A tensor of a file, or this process's part of it. Sizes are in stored elements.
+/// A tensor of a file, or this process's slice of it. Sizes are in stored elements.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// The shape of the part.
+    /// The shape of the slice.
     pub shape: Vec<usize>,
     window: Option<Window>,
 }
 
 impl Part {
-    /// The shape of the whole tensor.
+    /// Returns the shape of the complete tensor.
     pub(super) fn stored_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some(window) = &self.window
@@ -57,8 +57,8 @@ impl Part {
         shape
     }
 
-    /// As `self`, in units of blocks of `weights` elements of the last axis. `None` if a block is
-    /// cut.
+    /// Converts `self` to units of blocks of `weights` elements of the last axis. Returns `None` if
+    /// the slice cuts a block.
     pub(super) fn in_blocks(&self, weights: usize) -> Option<Self> {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
@@ -75,12 +75,12 @@ impl Part {
         Some(part)
     }
 
-    /// Whether this is a part of a tensor, and not the tensor.
+    /// Whether this is a slice of a tensor.
     pub(super) fn is_cut(&self) -> bool {
         self.window.is_some()
     }
 
-    /// As `self`, for a tensor whose last axis is divided as `columns`.
+    /// Returns `self` for a tensor whose last axis is divided as `columns`.
     pub(super) fn with_columns(&self, columns: &Columns) -> Self {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
@@ -94,15 +94,15 @@ impl Part {
         part
     }
 
-    /// Bytes of the part in the file.
+    /// Returns the bytes of the slice in the file.
     pub(super) fn nbytes(&self, info: &TensorInfo) -> usize {
         let stored: usize = info.shape.iter().product();
         let elements: usize = self.shape.iter().product();
         info.nbytes / stored.max(1) * elements
     }
 
-    /// Reads the elements of the part's rows `first..first + count`. All axes but the last count as
-    /// rows.
+    /// Reads the elements of the slice's rows `first..first + count`. All axes but the last count
+    /// as rows.
     pub(super) fn read<T: Pod>(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -123,9 +123,8 @@ impl Part {
         Ok(values)
     }
 
-    /// As [`Self::read`], for elements of `size` bytes. Fills `out`, whose length is the size of
-    /// the rows in bytes. `read` fills memory with the stored bytes of the tensor from a position
-    /// on.
+    /// Reads as [`Self::read`], for elements of `size` bytes. Fills `out`, which must have the size
+    /// of the rows in bytes. `read` fills memory with the tensor's stored bytes from a position on.
     pub(super) fn read_into(
         &self,
         read: impl Fn(usize, &mut [u8]) -> Result<()>,
@@ -171,9 +170,9 @@ impl Part {
         Ok(())
     }
 
-    /// The ranges of the part's rows in the file, merged to as few ranges as possible.
+    /// Returns the ranges of the slice's rows in the file. Adjacent ranges are merged.
     fn stored_rows(&self, window: &Window, rows: Range<usize>) -> Vec<Range<usize>> {
-        // The number of rows for each element of the divided axis.
+        // The number of rows per element of the divided axis.
         let behind = window.axis + 1..self.shape.len().saturating_sub(1);
         let inner: usize = self.shape[behind].iter().product();
         let period = window.length * inner;
@@ -207,9 +206,9 @@ impl Part {
 pub(super) struct Columns {
     /// The length of the axis in the file.
     pub stored: usize,
-    /// The length of the part.
+    /// The length of the slice.
     pub length: usize,
-    /// The range of the part within the stored axis.
+    /// The range of the slice within the stored axis.
     pub range: Range<usize>,
 }
 
@@ -222,14 +221,14 @@ pub(super) struct Groups {
     pub scales: Columns,
     /// The group size in memory. It divides the group size in the file.
     pub size: usize,
-    /// The index of the first group in memory, relative to the groups read, and the number of
+    /// The index of the first group in memory, counted from the first group read, and the number of
     /// groups.
     pub in_memory: (usize, usize),
 }
 
 impl Groups {
-    /// Converts the scales or biases `[.., groups]` that were read to those of the groups in
-    /// memory.
+    /// Converts the scales or biases `[.., groups]` that were read to scales or biases of the
+    /// groups in memory.
     pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
         let times = stored_size / self.size.max(1);
         let (first, count) = self.in_memory;
@@ -253,7 +252,7 @@ impl Groups {
 }
 
 impl Weights {
-    /// Makes later reads return only this process's part of a tensor-parallel model.
+    /// Makes later reads return only this process's slices of a tensor-parallel model.
     pub fn use_member(&mut self, member: Member) {
         self.member = Some(member);
     }
@@ -268,7 +267,7 @@ impl Weights {
         self.member.as_ref().map(|member| member.group)
     }
 
-    /// The part of a weight that this process has; `None` for all of it.
+    /// Returns the slice of a weight that this process has; `None` for the complete weight.
     pub(super) fn window(&self, prefix: &str, kind: SlotKind, weight: &Weight) -> Option<Window> {
         let member = self.member.as_ref()?;
         let end = match kind {
@@ -277,11 +276,11 @@ impl Weights {
         };
         let shape: Vec<usize> = (weight.shape().iter()).map(|&n| dimension(n)).collect();
         let window = (member.split).window(member.rank, &format!("{prefix}.{end}"), &shape);
-        // The weight was read, so its shape is that of a part.
+        // The weight was already read, so its shape is that of the slice.
         window.ok().flatten()
     }
 
-    /// This process's share of a tensor.
+    /// Returns this process's share of a tensor.
     fn share(&self, name: &str) -> Share {
         self.split().map_or(Share::Whole, |split| split.share(name))
     }
@@ -293,12 +292,12 @@ impl Weights {
         (self.share(&format!("{prefix}.weight")) == Share::Inputs).then_some(member.group)
     }
 
-    /// The part of a tensor whose part has the shape `shape`.
+    /// Returns the slice of a tensor. `shape` is the shape of the slice.
     pub(super) fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
         self.part_of(name, shape, Turned(false))
     }
 
-    /// As [`Self::part`], for a matrix in either orientation.
+    /// Returns the slice as [`Self::part`], for a matrix in either orientation.
     pub(super) fn part_of(
         &self,
         name: &str,
@@ -316,8 +315,8 @@ impl Weights {
         })
     }
 
-    /// How the part of a quantized matrix is divided. The matrix has `bits` per element and groups
-    /// of `group` elements.
+    /// Returns how a slice of a quantized matrix is divided into words and groups. The matrix has
+    /// `bits` per element and groups of `group` elements.
     pub(super) fn groups(
         &self,
         name: &str,
@@ -402,7 +401,7 @@ mod tests {
 
     #[test]
     fn rows_of_parts_are_found() {
-        // [3 experts, 10 rows, 2 columns]; the part has rows 2..4 and 7..8.
+        // [3 experts, 10 rows, 2 columns]; the slice has rows 2..4 and 7..8.
         let window_rows = part(&[3, 3, 2], 1, 10, &[2..4, 7..8]);
         assert_eq!(window_rows.stored_shape(), [3, 10, 2]);
         let window = window_rows.window.clone().unwrap();

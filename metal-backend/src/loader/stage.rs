@@ -13,7 +13,7 @@ use super::{Source, Weights};
 /// The tensors that a stage reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StageReads {
-    /// Everything that a process of a pipeline needs.
+    /// All tensors that a process of a pipeline needs.
     All,
     /// The layers, without the token embedding and the head. The model can then only compute its
     /// blocks.
@@ -72,7 +72,7 @@ impl Weights {
         self.stage = Some(stage);
     }
 
-    /// The stage to read; `None` for the whole model.
+    /// The stage to read; `None` for the complete model.
     pub fn stage(&self) -> Option<&OwnStage> {
         self.stage.as_ref()
     }

@@ -82,14 +82,14 @@ impl PartLayout {
 
 const BAND: usize = exec::INTERLEAVED_ROWS;
 
-/// Converts rows `[n, cols]` to `[bands, cols, BAND]`. Missing rows of the last band are not
-/// written.
+/// Converts rows `[n, cols]` to `[bands, cols, BAND]`. Does not write the missing rows of an
+/// incomplete last band.
 fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
     let size = (cols * BAND).max(1);
     for (rows, band) in rows.chunks(size).zip(out.chunks_mut(size)) {
         let mut done = 0;
         if rows.len() == size {
-            // Full tiles of eight columns, which the compiler transposes in registers.
+            // Complete tiles of eight columns, which the compiler transposes in registers.
             for (i, tile) in band.chunks_exact_mut(BAND * BAND).enumerate() {
                 let lines: [[T; BAND]; BAND] = std::array::from_fn(|r| {
                     let from = rows.get(r * cols + i * BAND..).unwrap_or_default();
@@ -109,17 +109,17 @@ fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
     }
 }
 
-/// Casts the bytes of a chunk to elements. Chunks have whole elements and are aligned.
+/// Casts the bytes of a chunk to elements. Chunks contain complete elements and are aligned.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(bytes)
 }
 
-/// As [`cast`], for writing.
+/// Casts as [`cast`], for writing.
 pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// The first `n` elements of `memory`, which grows if necessary.
+/// Returns the first `n` elements of `memory`, which grows if necessary.
 pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     if memory.len() < n {
         memory.resize(n, T::zeroed());
@@ -127,7 +127,7 @@ pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     &mut memory[..n]
 }
 
-/// The first `n` bytes of `memory`, which grows if necessary.
+/// Returns the first `n` bytes of `memory`, which grows if necessary.
 pub(super) fn sized_bytes(memory: &mut Vec<u32>, n: usize) -> &mut [u8] {
     let words = sized(memory, n.div_ceil(size_of::<u32>()));
     &mut bytemuck::cast_slice_mut(words)[..n]
@@ -154,18 +154,18 @@ pub(super) fn fit_in_f16(values: &[f32]) -> bool {
     })
 }
 
-/// The stored rows of a tensor.
+/// The size of a tensor in rows and bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StoredRows {
     pub rows: usize,
     /// The size of the tensor in the file, in bytes.
     pub nbytes: usize,
-    /// The number of rows that must be read in one piece.
+    /// The number of adjacent rows that must be read together.
     pub together: usize,
 }
 
 impl Weights {
-    /// Converts a tensor to its parts. `read` writes some rows of each part as bytes.
+    /// Converts a tensor to its parts. `read` writes a range of rows of each part as bytes.
     pub(super) fn in_chunks(
         &self,
         stored: StoredRows,
@@ -180,7 +180,7 @@ impl Weights {
             .map_err(engine("weights"))?
     }
 
-    /// The chunks in which a tensor is converted.
+    /// Returns the chunks in which a tensor is converted.
     pub(super) fn chunks(&self, stored: StoredRows, parts: &[PartLayout]) -> Chunks {
         let StoredRows {
             rows,
@@ -207,7 +207,7 @@ impl Weights {
     }
 }
 
-/// A tensor in chunks of rows, and the layouts of the arrays that it becomes.
+/// A tensor in chunks of rows, and the layouts of the arrays into which it is converted.
 #[derive(Debug, Clone)]
 pub(super) struct Chunks {
     rows: usize,
@@ -216,19 +216,20 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// The arrays to be filled.
+    /// Allocates the arrays to be filled.
     pub(super) fn arrays(&self) -> Vec<ChunkedArray> {
         let array = |part: &PartLayout| part.chunked(self.rows, self.at_once);
         self.parts.iter().map(array).collect()
     }
 
-    /// The rows of a chunk.
+    /// Returns the rows of a chunk.
     pub(super) fn range(&self, chunk: usize) -> Range<usize> {
         let first = chunk * self.at_once;
         first..self.rows.min(first + self.at_once)
     }
 
-    /// Writes a chunk of each array. `read` writes its rows as bytes, which are interleaved here.
+    /// Writes a chunk of each array. `read` writes its rows as bytes; this function interleaves
+    /// them.
     pub(super) fn fill(
         &self,
         chunk: usize,
@@ -259,7 +260,7 @@ impl Chunks {
     }
 }
 
-/// Rows (the product of all axes but the last) and columns.
+/// Returns rows (the product of all axes but the last) and columns.
 pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     match shape.split_last() {
         Some((cols, outer)) => (outer.iter().product(), *cols),
@@ -267,12 +268,12 @@ pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// The parts as an array of length `N`.
+/// Converts the parts to an array of length `N`.
 pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
     <[Array; N]>::try_from(parts).map_err(|_| no_parts())
 }
 
-/// The error for a wrong number of parts. It means a bug in this crate.
+/// Returns the error for a wrong number of parts, which means a bug in this crate.
 pub(super) fn no_parts() -> Error {
     Error::new(
         ErrorKind::Engine,
@@ -280,7 +281,7 @@ pub(super) fn no_parts() -> Error {
     )
 }
 
-/// The only part, reshaped to `shape`.
+/// Returns the only part, reshaped to `shape`.
 pub(super) fn one(parts: Parts, shape: &[usize]) -> Result<Array> {
     let [part] = all_of(parts)?;
     let shape = mlx_shape(shape);
@@ -308,7 +309,8 @@ mod tests {
         (0..n).map(|i| (i * 37 % 251) as u8 & 0xbf).collect()
     }
 
-    /// The values of all tensors in a file of either format, read in chunks of `chunk` bytes.
+    /// Returns the values of all tensors in a file of either format, read in chunks of `chunk`
+    /// bytes.
     fn values(path: &Path, gguf: bool, chunk: usize) -> Vec<Vec<f32>> {
         let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
         let mut weights = if gguf {

@@ -16,8 +16,8 @@ use crate::engine::Engine;
 /// An encoder.
 pub struct EncoderModel {
     engine: Arc<Engine>,
-    /// Whether the model scores documents. Stored here because a closed model has no network to
-    /// ask.
+    /// Whether the model scores documents. Stored here because a closed model has dropped its
+    /// network.
     reranks: bool,
 }
 
@@ -36,7 +36,7 @@ impl EncoderModel {
         &self.engine
     }
 
-    /// The error of functions that predict a next token, which encoders cannot do.
+    /// Returns the error of functions that predict a next token. Encoders do not support them.
     fn no_text<T>(&self) -> Result<T> {
         self.engine.check_open()?;
         let use_it_so = match self.reranks {

@@ -1,11 +1,11 @@
-//! Layer support for training and adapters: slots, the computation of their layers, and the scope
+//! Layer support for adapters and training: slots, the computation of adapted layers, and the scope
 //! of a differentiated forward pass. `adapter/` creates and stores adapters, and `train/` trains
 //! them.
 //!
 //! A layer with a name has a [`ParamSlot`]. An adapter in a slot applies to all threads, and can be
-//! exchanged or removed at any time. The values of a [`Scope`] replace a layer's own values on one
-//! thread only. So a model can train and serve requests at the same time. The adapters of a
-//! [`Pass`] replace those of the slots for the rows of one forward pass.
+//! exchanged or removed at any time. The values of a [`Scope`] replace a layer's values only on one
+//! thread, so a model can train and serve requests at the same time. In a forward pass with a
+//! [`Pass`], its adapters replace the adapters in the slots.
 
 mod low_rank;
 mod pass;
@@ -47,7 +47,7 @@ pub struct ParamSlot {
     name: String,
     kind: SlotKind,
     weight: Weight,
-    /// The part of the stored weight that this process has; `None` for all of it.
+    /// The slice of the stored weight that this process has; `None` for the complete weight.
     window: Option<Window>,
     active: AtomicBool,
     delta: RwLock<Option<Arc<Delta>>>,
@@ -64,14 +64,15 @@ pub enum Delta {
 
 impl ParamSlot {
     /// Creates the slot of a weight: `[out, in]`, `[experts, out, in]` or a vector. A checkpoint
-    /// stores this weight as `name.weight`, or as `name.bias` for a bias. Slot and layer share
-    /// memory.
+    /// stores this weight as `name.weight`, or as `name.bias` for a bias. The slot and the layer
+    /// share the weight's memory.
     #[must_use]
     pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
         Self::of_part(name, kind, weight, None)
     }
 
-    /// As [`Self::new`], for a process that has only the part `window` of the weight.
+    /// Creates a slot as [`Self::new`], for a process that has only the slice `window` of the
+    /// weight.
     #[must_use]
     pub fn of_part(
         name: &str,
@@ -117,7 +118,7 @@ impl ParamSlot {
         }
     }
 
-    /// The weight as stored in a checkpoint, dequantized to `dtype`.
+    /// Returns the weight as stored in a checkpoint, dequantized to `dtype`.
     pub fn stored_weight(&self, dtype: Dtype) -> Result<Array> {
         let dense = self.dense(dtype)?;
         match self.kind {
@@ -126,7 +127,7 @@ impl ParamSlot {
         }
     }
 
-    /// The current trainable parameters, each with the suffix of its name.
+    /// Returns the current trainable parameters, each with the suffix of its name.
     pub fn parts(&self) -> Vec<(&'static str, Array)> {
         match self.stored().as_deref() {
             None => Vec::new(),
@@ -138,14 +139,14 @@ impl ParamSlot {
         }
     }
 
-    /// The current delta, in which the values from `other` replace trainable parameters. `other`
-    /// receives a parameter's suffix and returns its new value, or `None` to keep it. Returns
-    /// `None` without a delta.
+    /// Returns the current delta with parameters replaced by values from `other`; `None` without a
+    /// delta. `other` receives a parameter's suffix and returns its new value, or `None` to keep
+    /// it.
     pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
         Some(self.with_parts(&*self.stored()?, other))
     }
 
-    /// Returns `delta` with the values from `other` in place of its parameters.
+    /// Returns `delta` with parameters replaced by values from `other`.
     fn with_parts(&self, delta: &Delta, other: impl Fn(&str) -> Option<Array>) -> Delta {
         match delta {
             Delta::Whole(w) => Delta::Whole(other(self.end()).unwrap_or_else(|| w.clone())),
@@ -169,12 +170,13 @@ impl ParamSlot {
         self.weight.shape()
     }
 
-    /// The part of the stored weight that this process has; `None` for all of it.
+    /// Returns the slice of the stored weight that this process has; `None` for the complete
+    /// weight.
     pub fn window(&self) -> Option<&Window> {
         self.window.as_ref()
     }
 
-    /// The shape of the stored weight, of which [`Self::shape`] may be a part.
+    /// Returns the shape of the stored weight. [`Self::shape`] may be the shape of a slice.
     pub fn stored_shape(&self) -> Vec<i32> {
         let mut shape = self.shape();
         if let Some(window) = &self.window
@@ -207,13 +209,13 @@ impl ParamSlot {
         current.clone()
     }
 
-    /// The weight, dequantized to `dtype`.
+    /// Returns the weight, dequantized to `dtype`.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         self.weight.dense(dtype)
     }
 
-    /// The current delta. In a [`Pass`], it is that of the pass. Inside a scope, the scope's values
-    /// replace the delta's parameters.
+    /// Returns the current delta. In a [`Pass`], this is the pass's delta. In a scope, the scope's
+    /// values replace parameters of the delta.
     ///
     /// # Errors
     /// If the rows of the pass have different deltas.
@@ -237,7 +239,8 @@ impl ParamSlot {
         }))
     }
 
-    /// The vector that replaces the layer's own vector, cast to `dtype`; `None` without a delta.
+    /// Returns the vector that replaces the layer's own vector, cast to `dtype`; `None` without a
+    /// delta.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         if !self.is_adapted() {
             return Ok(None);
@@ -251,7 +254,7 @@ impl ParamSlot {
         }
     }
 
-    /// Whether the slot has an adapter in this thread's pass.
+    /// Whether an adapter changes the slot in this thread's pass.
     pub fn is_adapted(&self) -> bool {
         match pass::current() {
             Some(pass) => pass.changes(self),
@@ -259,8 +262,8 @@ impl ParamSlot {
         }
     }
 
-    /// Applies dropout to `x`: sets some elements to zero and scales the rest, which keeps the
-    /// mean.
+    /// Applies dropout to `x`: sets some elements to zero, and scales the others so that the mean
+    /// does not change.
     fn dropped(&self, x: &Array, fraction: f32) -> Result<Array> {
         if fraction == 0.0 {
             return Ok(x.clone());
@@ -283,7 +286,7 @@ impl ParamSlot {
     }
 }
 
-/// The delta outside training.
+/// Returns the delta without dropout, as used outside training.
 fn without_dropout(mut delta: Delta) -> Delta {
     if let Delta::LowRank(low) = &mut delta {
         low.dropout = 0.0;
@@ -291,10 +294,10 @@ fn without_dropout(mut delta: Delta) -> Delta {
     delta
 }
 
-/// The random key for a slot's dropout in one batch. The key depends on name and seed, not on the
-/// order of calls. So a recomputed block drops the same elements as in the forward pass.
+/// Returns the random key of a slot's dropout in one batch. The key depends on name and seed, not
+/// on the order of calls, so a recomputed block drops the same elements as in the forward pass.
 pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
-    // FNV is fixed by definition. The standard library's hash may change between releases.
+    // FNV-1a is fixed by definition. The standard library's hash may change between releases.
     let hash = slot
         .bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -303,14 +306,15 @@ pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
     random::Key::new(hash)
 }
 
-/// Separates forward passes from adapter changes: a pass sees all slots of a change, or none.
+/// Separates forward passes from adapter changes: a pass runs completely before or completely after
+/// a change.
 #[derive(Debug, Default)]
 pub struct Passes(RwLock<()>);
 
 impl Passes {
-    /// Runs a forward pass. A differentiated pass does not take the lock. It already owns MLX's
-    /// lock, for which running passes may wait, so waiting here could deadlock. Its values come
-    /// from its scope.
+    /// Runs a forward pass. A differentiated pass does not take the lock, because it already holds
+    /// MLX's lock, for which running passes may wait, so waiting here could deadlock. Its
+    /// parameters come from its scope, so it needs no lock.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
         let lock = || self.0.read();
         let _pass = (!differentiated()).then(lock);
@@ -318,9 +322,9 @@ impl Passes {
     }
 
     /// Sets, exchanges or removes the deltas of slots, in the given order. Running requests use the
-    /// new deltas from their next step.
+    /// new deltas from their next step on.
     pub fn change(&self, slots: impl IntoIterator<Item = (Arc<ParamSlot>, Option<Delta>)>) {
-        // Collecting and freeing may wait for MLX's lock, so both run outside this lock.
+        // Collecting and freeing may wait for MLX's lock, so both run without holding this lock.
         let slots: Vec<_> = slots.into_iter().collect();
         let mut old = Vec::with_capacity(slots.len());
         let change = self.0.write();
@@ -329,7 +333,7 @@ impl Passes {
     }
 }
 
-/// A scalar array with the type of `x`.
+/// Returns a scalar array with the type of `x`.
 fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
@@ -342,7 +346,7 @@ pub struct SlotView {
 }
 
 impl SlotView {
-    /// A view of the whole slot, or of the rows `rows`.
+    /// Creates a view of the complete slot, or of the rows `rows`.
     #[must_use]
     pub fn new(slot: Arc<ParamSlot>, rows: Option<(i32, i32)>) -> Self {
         Self { slot, rows }
@@ -353,14 +357,16 @@ impl SlotView {
         self.slot.is_adapted()
     }
 
-    /// The vector that replaces the layer's own vector, cast to `dtype`; `None` without a delta.
+    /// Returns the vector that replaces the layer's own vector, cast to `dtype`; `None` without a
+    /// delta.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         let weight = self.slot.vector(dtype)?;
         weight.map(|w| self.cut(&w)).transpose()
     }
 
     /// Passes the layer's input `[.., in]` to the scope's observer, if there is one. For experts,
-    /// `x` is `[.., 1, in]`, and broadcasts to the ids `[..]` of the experts that read it.
+    /// `x` is `[.., 1, in]`, and broadcasts to `experts` `[..]`, the ids of the experts that read
+    /// it.
     pub fn observe(&self, x: &Array, experts: Option<&Array>) -> Result<()> {
         let observer = SCOPE.with_borrow(|scope| scope.as_ref()?.observer.clone());
         match observer {
@@ -379,10 +385,10 @@ impl SlotView {
         }
     }
 
-    /// The layer's output for `x` `[.., in]` with the adapter; `None` without an adapter. `plain`
-    /// computes `x W^T` without bias. `kernels`: the CPU's kernels multiply by the layer's weight,
-    /// so that they also multiply by the adapter's. If rows have different adapters, `x` is
-    /// `[1, T, in]`.
+    /// Returns the layer's output for `x` `[.., in]` with the adapter; `None` without an adapter.
+    /// `plain` computes `x W^T` without bias. If `kernels`, the CPU kernels multiply by the layer's
+    /// weight, and they must also multiply by the adapter's weights. If rows have different
+    /// adapters, `x` must be `[1, T, in]`.
     pub fn forward(
         &self,
         x: &Array,
@@ -400,9 +406,9 @@ impl SlotView {
         }
     }
 
-    /// The outputs `[1, n, ..]` for inputs `x` `[1, n, ..]` of rows with different adapters.
-    /// `plain` computes all outputs without adapters. `changed` computes the outputs of the rows of
-    /// one adapter from the inputs and from the outputs without it.
+    /// Returns the outputs `[1, n, ..]` for inputs `x` `[1, n, ..]` of rows with different
+    /// adapters. `plain` computes all outputs without adapters. `changed` computes the outputs of
+    /// the rows of one adapter, from their inputs and their outputs without adapters.
     fn by_parts(
         &self,
         pass: &Pass,
@@ -426,7 +432,7 @@ impl SlotView {
         concatenate(&parts.iter().collect::<Vec<_>>(), 1).map(Some)
     }
 
-    /// As [`Self::forward`], with this delta.
+    /// Computes [`Self::forward`] with `delta`.
     fn changed(
         &self,
         delta: &Delta,
@@ -461,13 +467,13 @@ impl SlotView {
         };
         let weight = self.cut(&self.slot.dense(Dtype::Float32)?)?;
         let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
-        // No gradient flows through the row lengths, as in the paper (section 4.3).
+        // As in the paper (section 4.3), no gradient flows through the row lengths.
         let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
         sum.multiply(&factor.astype(x.dtype())?)
     }
 
-    /// The adapted embedding rows of `ids` `[1, T]`: `[1, T, hidden]`. `plain` has the table's own
-    /// rows.
+    /// Returns the adapted embedding rows of `ids` `[1, T]`: `[1, T, hidden]`. `plain` returns the
+    /// table's own rows.
     pub fn rows(
         &self,
         ids: &Array,
@@ -485,7 +491,7 @@ impl SlotView {
         }
     }
 
-    /// As [`Self::rows`], with this delta.
+    /// Computes [`Self::rows`] with `delta`.
     fn changed_rows(
         &self,
         delta: &Delta,
@@ -509,8 +515,8 @@ impl SlotView {
         sum.multiply(&factor.expand_dims(-1)?.astype(dtype)?)
     }
 
-    /// The adapted matrix product of experts: `x` `[.., 1, in]` with the matrices of the experts
-    /// `ids`.
+    /// Returns the adapted matrix product of experts: `x` `[.., 1, in]` times the matrices of the
+    /// experts `ids`.
     pub fn forward_experts(
         &self,
         x: &Array,
@@ -536,14 +542,14 @@ impl SlotView {
     }
 }
 
-/// `W + scale * B A`, in the type of `weight`.
+/// Returns `W + scale * B A`, in the type of `weight`.
 pub fn adapted(weight: &Array, a: &Array, b: &Array, scale: f32) -> Result<Array> {
     let product = b.matmul(a)?;
     let product = product.multiply(&like(&product, scale)?)?;
     weight.add(&product.astype(weight.dtype())?)
 }
 
-/// The Euclidean length of each row.
+/// Returns the Euclidean length of each row.
 ///
 /// # Errors
 /// If `weight` has no rows.
@@ -551,20 +557,20 @@ pub fn lengths(weight: &Array) -> Result<Array> {
     weight.square()?.sum(-1, false)?.sqrt()
 }
 
-/// Values that replace a model's own during a differentiated forward pass.
+/// Values that replace a model's own values during a differentiated forward pass.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
     /// Trainable parameters by full name.
     pub params: BTreeMap<String, Array>,
     /// The source of dropout keys; `None` disables dropout.
     pub dropout: Option<Dropout>,
-    /// Recompute each block in the backward pass (gradient checkpointing).
+    /// Whether to recompute each block in the backward pass (gradient checkpointing).
     pub checkpoint: bool,
-    /// Compute only the base model, as a reference.
+    /// Whether to compute the model without adapters, as a reference.
     pub without_adapters: bool,
     /// Receives the inputs of linear layers and experts.
     pub observer: Option<Observer>,
-    /// No gradients are computed, so that kernels may multiply by replaced weights.
+    /// Whether no gradients are needed, so that kernels may multiply by replaced weights.
     pub constant: bool,
 }
 
@@ -576,8 +582,9 @@ type OnInput = dyn Fn(&str, &Array, Option<&Array>) -> Result<()> + Send + Sync;
 pub struct Observer(Arc<OnInput>);
 
 impl Observer {
-    /// `f` receives the name of each layer's slot and the arguments of [`SlotView::observe`]. If
-    /// several layers share one matrix and one input, `f` receives the input once.
+    /// Creates an observer. `f` receives the name of each layer's slot and the arguments of
+    /// [`SlotView::observe`]. If several layers share one matrix and one input, `f` receives the
+    /// input once.
     #[must_use]
     pub fn new<F>(f: F) -> Self
     where
@@ -607,7 +614,7 @@ impl Scope {
         self.params.get(&format!("{slot}.{end}"))
     }
 
-    /// The parameters that belong to one block.
+    /// Returns the parameters that belong to one block.
     #[must_use]
     pub fn of_block(&self, block: usize) -> BTreeMap<String, Array> {
         let mut params = self.params.clone();
@@ -616,7 +623,7 @@ impl Scope {
     }
 }
 
-/// The block index in a parameter's name: the first number in the name.
+/// Returns the block index in a parameter's name: the first number in the name.
 pub fn block_of(name: &str) -> Option<usize> {
     name.split('.').find_map(|part| part.parse().ok())
 }
@@ -631,14 +638,14 @@ pub fn scope() -> Option<Arc<Scope>> {
     SCOPE.with_borrow(Clone::clone)
 }
 
-/// Whether the pass needs gradients. Our fused kernels have no gradients, so they must not run
-/// then.
+/// Whether the pass needs gradients. If so, our fused kernels must not run, because they have no
+/// gradients.
 #[must_use]
 pub fn differentiated() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
-/// Runs `f` in a scope, then restores the previous scope, even if `f` panics.
+/// Runs `f` in a scope. Restores the previous scope afterwards, even if `f` panics.
 pub fn within<R>(scope: Arc<Scope>, f: impl FnOnce() -> R) -> R {
     struct Back(Option<Arc<Scope>>);
     impl Drop for Back {

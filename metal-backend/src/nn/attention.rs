@@ -1,5 +1,6 @@
-//! Grouped-query self-attention with a KV cache (Vaswani et al. 2017, Ainslie et al. 2023). Fields
-//! express the differences between model families: biases, norms, windows, caps, sinks, rotation.
+//! Grouped-query self-attention with a KV cache (Vaswani et al. 2017, Ainslie et al. 2023). Its
+//! fields cover the differences between model families: biases, norms, windows, caps, sinks and
+//! rotation.
 
 use inference::{AttentionSums, Hook, StepPart};
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
@@ -64,10 +65,11 @@ pub enum Positions {
 }
 
 impl Positions {
-    /// The requested positions of `x` `[1, T, ..]`, which packs rows of the given lengths.
+    /// Selects the requested positions of `x` `[1, T, ..]`, which concatenates rows of the given
+    /// lengths.
     ///
     /// # Errors
-    /// If `x` has fewer positions than its rows together.
+    /// If `x` has fewer positions than the rows together.
     pub fn of(self, x: &Array, lengths: &[i32]) -> Result<Array> {
         if self == Positions::All || lengths.iter().all(|&n| n == 1) {
             return Ok(x.clone());
@@ -85,7 +87,7 @@ impl Positions {
         x.take_ids(&ends, 1)
     }
 
-    /// The number of requested positions in a row of `length` positions.
+    /// Returns the number of requested positions in a row of `length` positions.
     fn left(self, length: i32) -> i32 {
         match self {
             Positions::All => length,
@@ -96,9 +98,9 @@ impl Positions {
 
 impl Attention {
     /// Computes attention for `x` `[1, T, hidden]`, after `norm` if there is one: `[1, T or rows,
-    /// hidden]`. `x` packs several rows. The layer first appends the keys and values of `x` to each
-    /// row's cache; then each row attends to its own cache. `layer` is the index of the cache in a
-    /// row. If `add` is set, the result is added to `x`.
+    /// hidden]`. `x` concatenates several rows. Appends the keys and values of `x` to each row's
+    /// cache; each row attends only to its own cache. `layer` is the index of the cache in a row.
+    /// If `add` is set, adds the result to `x`.
     ///
     /// # Errors
     /// If shapes do not match, or a cache is full.
@@ -113,7 +115,7 @@ impl Attention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let (mut x, mut norm) = apart(watch, layer, norm, x)?;
-        // Fused projections support only RMS norms. Other norms run as a separate operation first.
+        // Fused projections support only RMS norms, so other norms are computed first.
         if matches!(spec(norm), NormSpec::Other) {
             (x, norm) = (through(norm, &x)?, None);
         }
@@ -148,12 +150,12 @@ impl Attention {
         Ok(y)
     }
 
-    /// The switch of [`Rope::switch`].
+    /// Returns how the rotation depends on the length of the sequence; see [`Rope::switch`].
     pub fn switch(&self) -> Option<Switch> {
         self.rope.as_ref().and_then(Rope::switch)
     }
 
-    /// The layer's parameters in the form that the kernels read.
+    /// Returns the layer's parameters for the kernels.
     pub fn spec(&self) -> AttentionSpec<'_> {
         AttentionSpec {
             n_heads: self.n_heads,
@@ -173,8 +175,9 @@ impl Attention {
         }
     }
 
-    /// Queries, keys and values of `norm(x)` in one array, `[1, T, (H + 2 * Hkv) * D]`, before head
-    /// norms and rotation. `None` if our kernels do not support the projections.
+    /// Computes queries, keys and values of `norm(x)` in one array, `[1, T, (H + 2 * Hkv) * D]`,
+    /// before head norms and rotation. Returns `None` if our kernels do not support the
+    /// projections.
     fn packed(&self, norm: Option<&Norm>, x: &Array) -> Result<Option<Array>> {
         match (&self.k_proj, &self.v_proj) {
             (None, _) => Ok(None),
@@ -193,7 +196,7 @@ impl Attention {
         }
     }
 
-    /// Appends keys and values of `x` to the caches, and returns all keys and values of each row.
+    /// Appends keys and values of `x` to the caches. Returns all keys and values of each row.
     ///
     /// # Errors
     /// If shapes do not match, or this layer has no key projection.
@@ -210,7 +213,7 @@ impl Attention {
         self.update_projected(&projected, &values, rows, layer)
     }
 
-    /// As [`Self::update_kv`], for keys and values `[1, T, Hkv * D]` before head norms and
+    /// Appends as [`Self::update_kv`], with keys and values `[1, T, Hkv * D]` before head norms and
     /// rotation.
     pub(super) fn update_projected(
         &self,
@@ -228,9 +231,9 @@ impl Attention {
         store(rows, layer, &keys, &values)
     }
 
-    /// The attention output of the queries of `x` `[1, T, hidden]`: `[1, T or rows, hidden]`. `x`
-    /// packs rows of `lengths` positions, and each row attends to the keys of its view. `watch`
-    /// receives the queries and weights that it requests, with the index `layer`.
+    /// Returns the attention output of the queries of `x` `[1, T, hidden]`: `[1, T or rows,
+    /// hidden]`. `x` concatenates rows of `lengths` positions, and each row attends to the keys of
+    /// its view. `watch` receives the queries and weights that it requests, with the index `layer`.
     pub fn attend(
         &self,
         x: &Array,
@@ -243,7 +246,7 @@ impl Attention {
         self.output(&attended, None, (layer, watch))
     }
 
-    /// [`Self::attend`] without the output projection: `[1, T or rows, H * D]`.
+    /// Computes [`Self::attend`] without the output projection: `[1, T or rows, H * D]`.
     fn attend_heads(
         &self,
         x: &Array,
@@ -265,7 +268,7 @@ impl Attention {
         Ok(attended)
     }
 
-    /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before head norms and
+    /// Computes [`Self::attend_heads`] for queries `[1, T or rows, H * D]` before head norms and
     /// rotation.
     pub(super) fn attend_projected(
         &self,
@@ -279,7 +282,7 @@ impl Attention {
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
-    /// As [`Self::attend_heads`], for queries `[1, H, T or rows, D]` before rotation.
+    /// Computes [`Self::attend_heads`] for queries `[1, H, T or rows, D]` before rotation.
     pub(super) fn attend_queries(
         &self,
         queries: &Array,
@@ -333,7 +336,8 @@ impl Attention {
         projected.clip(Some(&bound(-clip)?), Some(&bound(clip)?))
     }
 
-    /// Multiplies queries `[1, H, L, D]` by the growth factors of the positions from `offset` on.
+    /// Multiplies queries `[1, H, L, D]` by the growth factors of their positions, from `offset`
+    /// on.
     pub(super) fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
         let length = queries.dim(2)?;
         match &self.growth {
@@ -368,8 +372,8 @@ impl Attention {
     }
 }
 
-/// Applies `f` to the positions of each row in heads `[1, n, T, D]` of packed rows. `f` also
-/// receives the position of the first, and the known length of the sequence.
+/// Applies `f` to each row's positions in heads `[1, n, T, D]` of concatenated rows. `f` also
+/// receives the position of the row's first token, and the known length of the sequence.
 pub(super) fn each_row(
     heads: &Array,
     rows: &[Row<'_>],
@@ -395,7 +399,7 @@ pub(super) fn each_row(
     }
 }
 
-/// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
+/// Appends keys and values `[1, Hkv, T, D]` of concatenated rows to their caches.
 pub(super) fn store(
     rows: &mut [Row<'_>],
     layer: usize,

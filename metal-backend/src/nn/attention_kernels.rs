@@ -1,5 +1,5 @@
-//! Attention by our kernels. MLX's operations compute the norms and rotations that the kernels
-//! lack, before the kernels run.
+//! Attention by our kernels. If the kernels do not support a layer's norms or rotation, MLX's
+//! operations compute these first.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
@@ -11,10 +11,10 @@ use super::norm::through;
 use crate::cache::{KvView, Order, Row, Stored, Switch, in_place, lengths};
 use crate::exec::{AttentionSpec, Heads, NormSpec, PlainView, RotarySpec, on_kernels};
 
-/// The parts of attention that MLX's operations compute before the kernels run.
+/// The steps of attention that MLX's operations compute before the kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precomputed {
-    /// Nothing: the kernels know the norms and the rotation.
+    /// Nothing: the kernels compute norms and rotation.
     Nothing,
     /// The norms, and the growth of queries.
     Norms,
@@ -23,8 +23,8 @@ pub(super) enum Precomputed {
 }
 
 impl Attention {
-    /// The layer in the kernels' form for sequences of these lengths; `None` if the kernels do not
-    /// support the layer.
+    /// Returns the layer in the kernels' form for sequences of these lengths; `None` if the kernels
+    /// do not support the layer.
     pub(super) fn kernel_heads(&self, furthest: Furthest) -> Option<Heads> {
         let grows = |growth: &Growth| growth.is_felt(furthest.position);
         if self.is_divided(furthest) || self.growth.as_ref().is_some_and(grows) {
@@ -36,7 +36,7 @@ impl Attention {
         }
     }
 
-    /// The layer in the kernels' form, and the parts that MLX's operations compute before.
+    /// Returns the layer in the kernels' form, and the steps that MLX's operations compute first.
     /// `None` if the kernels do not support the layer, or do not run on the current device.
     pub(super) fn heads_for_kernels(
         &self,
@@ -65,12 +65,12 @@ impl Attention {
         Ok(heads.map(|heads| (heads, precomputed)))
     }
 
-    /// Whether a query is in another chunk than the first key.
+    /// Whether any query is in another chunk than the first key.
     fn is_divided(&self, furthest: Furthest) -> bool {
         self.chunk.is_some_and(|chunk| furthest.position > chunk)
     }
 
-    /// The layer for kernels without norms, with this rotation.
+    /// Returns the layer for kernels that compute no norms, with this rotation.
     fn without_norms<'a>(&'a self, rotary: RotarySpec<'a>) -> AttentionSpec<'a> {
         AttentionSpec {
             q_norm: NormSpec::None,
@@ -83,9 +83,9 @@ impl Attention {
         }
     }
 
-    /// Stores the keys and values of `raw`, and returns the attention output of its queries, `[1, T
-    /// or rows, H * D]`. `raw` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values before head
-    /// norms and rotation. `heads` and `precomputed` are those of [`Self::heads_for_kernels`].
+    /// Stores the keys and values in `raw`, and returns the attention output of its queries, `[1, T
+    /// or rows, H * D]`. `raw` `[1, T, (H + 2 * Hkv) * D]` contains queries, keys and values before
+    /// head norms and rotation. `heads` and `precomputed` come from [`Self::heads_for_kernels`].
     pub(super) fn attend_packed(
         &self,
         (heads, precomputed): (&Heads, Precomputed),
@@ -125,7 +125,7 @@ impl Attention {
         if let Some(kernel_views) = kernel_views {
             return heads.attend(packed, &kernel_views, last);
         }
-        // Our kernels do not read the caches that MLX packs. Its operations compute the rest.
+        // Our kernels cannot read caches that MLX packed, so MLX's operations compute the rest.
         let lengths = lengths(rows);
         let queries = positions
             .of(raw, &lengths)?
@@ -135,8 +135,8 @@ impl Attention {
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
 
-    /// Computes the parts that `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has
-    /// queries, keys and values before head norms and rotation. The result has the same shape.
+    /// Computes the steps in `precomputed`. `packed` `[1, T, (H + 2 * Hkv) * D]` contains queries,
+    /// keys and values before head norms and rotation. The result has the same shape.
     fn precompute(
         &self,
         packed: &Array,
@@ -176,7 +176,7 @@ impl Attention {
         concatenate(&[&flat(&queries, n)?, &flat(&keys, n_kv)?, &values], 2)
     }
 
-    /// Writes keys and values directly into the caches, if all caches support direct writes.
+    /// Makes the kernels write keys and values into the caches, if all caches support it.
     fn stored(
         &self,
         heads: &Heads,
@@ -216,8 +216,8 @@ impl Attention {
         Ok(Some(kernel_views))
     }
 
-    /// The view in the kernels' form, for queries of this length from this position on. `None` if
-    /// MLX has packed its keys.
+    /// Returns the view in the kernels' form, for `length` queries from position `offset` on.
+    /// `None` if MLX packed its keys.
     fn plain_view(&self, view: &KvView, (length, offset): (i32, i32)) -> Option<PlainView> {
         let (Stored::Plain(keys), Stored::Plain(values)) = (&view.keys, &view.values) else {
             return None;
@@ -237,9 +237,9 @@ impl Attention {
         })
     }
 
-    /// The attention output `[1, L, H * D]` of queries `[1, H, L, D]` of one row, after norms and
-    /// rotation, computed by the kernels. `place` is the number of queries and the position of the
-    /// first. `None` if the kernels do not support the layer.
+    /// Returns the attention output `[1, L, H * D]` of queries `[1, H, L, D]` of one row, after
+    /// norms and rotation, computed by the kernels. `place` is the number of queries and the
+    /// position of the first query. `None` if the kernels do not support the layer.
     pub(super) fn attend_on_kernels(
         &self,
         queries: &Array,

@@ -1,11 +1,10 @@
-//! Attention masks. A mask follows from the window and from the order of the positions in the
-//! cache.
+//! Attention masks, computed from the window and from the order of the positions in the cache.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 use crate::cache::{KvView, Order, Stored};
 
-/// The smaller of two windows; `None` means no limit.
+/// Returns the smaller of two windows; `None` means no limit.
 pub(super) fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -23,8 +22,8 @@ pub(super) enum AttentionMask {
     Array(Array),
 }
 
-/// The keys and values that `length` queries from position `offset` on need, with their mask.
-/// `window` and `chunk` are the layer's window and chunk length in positions.
+/// Returns the keys and values that `length` queries from position `offset` on need, with their
+/// mask. `window` and `chunk` are the layer's window and chunk length in positions.
 pub(super) fn attention_mask(
     (window, chunk): (Option<i32>, Option<i32>),
     view: &KvView,
@@ -34,7 +33,7 @@ pub(super) fn attention_mask(
     let both = || (view.keys.clone(), view.values.clone());
     let total = view.keys.positions()?;
     let mut window = nearer(window, view.window);
-    // All positions are in the first chunk, where a chunk equals causal attention.
+    // If all positions are in the first chunk, chunked attention equals causal attention.
     let chunk = chunk.filter(|chunk| offset + length > *chunk);
     if let Some(chunk) = chunk {
         if length > 1 {
@@ -50,12 +49,11 @@ pub(super) fn attention_mask(
         Order::Run { keep, .. } => (keep, window.is_none_or(|w| total - keep <= w)),
     };
     let mask = match window {
-        // The farthest key is within the last query's window, and so within the windows of all
-        // queries.
+        // The last query's window contains the farthest key, so the windows of all queries do.
         _ if everything && length == 1 => AttentionMask::None,
         _ if everything => AttentionMask::Causal,
         Some(window) if length == 1 && keep == 0 => {
-            // A single query attends to the last `window` positions.
+            // A single query attends to the last `window` positions, so no mask is needed.
             let tail = |s: &Stored| s.range(total - window, total);
             return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
         }
@@ -65,8 +63,8 @@ pub(super) fn attention_mask(
     Ok((keys, values, mask))
 }
 
-/// Boolean `[length, total]`. A query at position `p` attends to the kept first keys and to keys in
-/// `(p - window, p]`. With chunks, a query attends only to keys of its own chunk.
+/// Returns a boolean mask `[length, total]`. A query at position `p` attends to the first `keep`
+/// keys and to keys in `(p - window, p]`. With chunks, it attends only to keys of its own chunk.
 pub(super) fn visible(
     order: Order,
     offset: i32,
@@ -128,8 +126,8 @@ mod tests {
         ];
         assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
         assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
-        // The keys are at positions 0, 7, 8 and 9. Each query attends to the kept key 0 and to two
-        // others.
+        // The keys are at positions 0, 7, 8 and 9. Each query attends to key 0, which is always
+        // kept, and to two other keys.
         let expected = [[true, true, true, false], [true, false, true, true]];
         assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
     }
@@ -154,7 +152,7 @@ mod tests {
             window: None,
             reach: 0,
         };
-        // A single query at position 4 sees the keys at 3 and 4.
+        // A single query at position 4 must attend to the keys at 3 and 4.
         let (keys, _, mask) = attention_mask((None, Some(3)), &view, 4, 1).unwrap();
         assert!(matches!(mask, AttentionMask::None));
         let Stored::Plain(keys) = keys else {

@@ -1,5 +1,5 @@
-//! Norms and factors of queries, keys and values before attention, for the families that need them,
-//! and the lengths of a step's rows.
+//! Norms and factors of queries, keys and values that some families apply before attention, and the
+//! greatest lengths of a step's rows.
 
 use super::norm::Norm;
 use crate::cache::{Row, offset};
@@ -10,7 +10,7 @@ use crate::cache::{Row, offset};
 pub struct Growth {
     /// The factor of the logarithm.
     pub beta: f32,
-    /// The number of positions after which the factor changes.
+    /// The number of positions for which the factor stays constant.
     pub step: i32,
     /// Added to positions (1 in Llama 4).
     pub shift: i32,
@@ -60,7 +60,7 @@ impl HeadNorms {
     }
 }
 
-/// The lengths of the longest rows of a step.
+/// The greatest lengths of the rows of a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Furthest {
     /// The greatest number of positions after the step.
@@ -69,7 +69,7 @@ pub(super) struct Furthest {
     pub reach: i32,
 }
 
-/// The lengths of the longest of these rows.
+/// Returns the greatest lengths of these rows.
 pub(super) fn furthest(rows: &[Row<'_>]) -> Furthest {
     rows.iter().fold(Furthest::default(), |furthest, row| {
         let end = offset(row.caches) + row.length;

@@ -1,4 +1,4 @@
-//! The scores of attention, their softmax, and the sums over values, by MLX's operations.
+//! Scores of attention, their softmax, and sums over values, computed by MLX's operations.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, fast, where_};
@@ -8,7 +8,7 @@ use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
 use crate::cache::{KvView, Stored, map};
 
 impl Attention {
-    /// The attention weights of the last of `queries`, at `position`: `[H, n]`.
+    /// Returns the attention weights of the last of `queries`, at `position`: `[H, n]`.
     pub(super) fn last_weights(
         &self,
         queries: &Array,
@@ -25,7 +25,7 @@ impl Attention {
             .reshape(&[self.n_heads, total])
     }
 
-    /// The attention output of `queries` `[1, H, length, D]` at positions from `offset` on.
+    /// Returns the attention output of `queries` `[1, H, length, D]` at positions from `offset` on.
     pub(super) fn attend_row(
         &self,
         queries: &Array,
@@ -62,8 +62,8 @@ impl Attention {
         }
     }
 
-    /// The attention output of `queries` `[1, H, L, D]` over keys and values `[1, Hkv, n, D]`, with
-    /// a boolean mask that broadcasts to `[1, H, L, n]`.
+    /// Returns the attention output of `queries` `[1, H, L, D]` over keys and values `[1, Hkv, n,
+    /// D]`, with a boolean mask that broadcasts to `[1, H, L, n]`.
     pub(super) fn attend_masked(
         &self,
         queries: &Array,
@@ -75,13 +75,13 @@ impl Attention {
             let mask = mask.map_or(fast::Mask::None, fast::Mask::Array);
             return fast::scaled_dot_product_attention(queries, keys, values, self.scale, mask);
         }
-        // In steps, scores have an axis for groups of query heads.
+        // The scores have an additional axis for groups of query heads.
         let mask = mask.map(|mask| mask.expand_dims(1)).transpose()?;
         let [keys, values] = [keys, values].map(|a| Stored::Plain(a.clone()));
         self.attend_in_steps(queries, &keys, &values, mask.as_ref())
     }
 
-    /// The type in which the layer computes for inputs of type `dtype`.
+    /// Returns the type in which the layer computes for inputs of type `dtype`.
     fn sum_type(&self, dtype: Dtype) -> Dtype {
         match self.sums {
             AttentionSums::Float64 => Dtype::Float64,
@@ -89,8 +89,9 @@ impl Attention {
         }
     }
 
-    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, computed in the
-    /// type that [`Self::sum_type`] returns. `mask` is boolean, or is added to the scores.
+    /// Returns the attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`,
+    /// computed in the type that [`Self::sum_type`] returns. `mask` is boolean, or is added to the
+    /// scores.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
@@ -140,8 +141,8 @@ impl Attention {
         }
     }
 
-    /// Attention with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
-    /// or double precision.
+    /// Computes attention with single operations, for features that MLX's fused kernel does not
+    /// support: a cap on scores, sinks, packed keys, or double precision.
     pub(super) fn attend_in_steps(
         &self,
         queries: &Array,
@@ -164,8 +165,9 @@ impl Attention {
     }
 }
 
-/// The softmax of scores along the last axis, in their type. MLX computes exponentials of float64
-/// with the precision of float32, but `expm1` with that of float64.
+/// Returns the softmax of scores along the last axis, in their type. For float64, MLX computes
+/// exponentials only with float32 precision, so this function uses `expm1`, which has float64
+/// precision.
 fn shares(scores: &Array) -> Result<Array> {
     if scores.dtype() != Dtype::Float64 {
         return scores.softmax(-1, true);

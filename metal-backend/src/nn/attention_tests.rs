@@ -28,7 +28,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A projection that selects `n` of `of` elements, starting at `from`.
+/// Returns a projection that selects `n` of `of` elements, starting at `from`.
 fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     let mut weight = vec![0f32; n * of];
     for i in 0..n {
@@ -38,8 +38,8 @@ fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     Linear::new(Weight::Dense(weight), None, on_cpu).unwrap()
 }
 
-/// A layer whose input is the concatenation of queries, keys and values. The output is the output
-/// of attention, without a projection.
+/// Returns a layer whose input is the concatenation of queries, keys and values. Its output is the
+/// output of attention, without a projection.
 fn layer(d: usize, on_cpu: bool) -> Attention {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let all = q + 2 * kv;
@@ -64,8 +64,8 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
     }
 }
 
-/// The definition: the attention output `[H * D]` of the query in `rows[at]`, over the keys for
-/// which `sees` is true.
+/// Computes the attention output `[H * D]` by definition, for the query in `rows[at]` over the keys
+/// for which `sees` is true.
 fn reference(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let seen: Vec<usize> = (0..=at).filter(|&k| sees(k)).collect();
@@ -91,8 +91,9 @@ fn reference(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> boo
     out
 }
 
-/// The greatest difference between a layer with `cache` over `inputs` and the definition over
-/// `found`. The layer receives `inputs` in steps, whose lengths are those of `steps`, repeated.
+/// Returns the greatest difference between two results: a layer with `cache` over `inputs`, and the
+/// definition over `rows`. The layer receives `inputs` in steps with the lengths in `steps`,
+/// repeated.
 fn distance(
     (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
     d: usize,
@@ -131,7 +132,7 @@ fn distance(
 
 fn inputs(n: usize, d: usize) -> Vec<Vec<f32>> {
     let width = (HEADS + 2 * KV_HEADS) * d;
-    // Long query vectors keep attention from being uniform, so that a wrong key changes the result.
+    // Long query vectors make attention uneven, so that a wrong key changes the result.
     let mut rows: Vec<Vec<f32>> = (0..n).map(|i| numbers(width, i as u64 + 1)).collect();
     for row in &mut rows {
         row[..HEADS * d].iter_mut().for_each(|q| *q *= 3.0);
@@ -181,7 +182,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
         for group in [32, 64, 128] {
             let d = group as usize;
             // For head size 32, the sequence exceeds the first chunk of 256 positions, so packed
-            // buffers grow.
+            // buffers must grow.
             let rows = inputs(if d == 32 { 300 } else { 60 }, d);
             let mut before = f64::INFINITY;
             for bits in [2, 3, 4, 5, 6, 8] {
@@ -205,14 +206,14 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                         .unwrap();
                     // A quantization step is the range of a group, at most 2, divided by the number
                     // of steps. Rounding costs at most half a step. MLX also shifts the range so
-                    // that one end is exact, so the bound is a whole step.
+                    // that one end is exact, so the limit is one step.
                     let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
                     for (a, b) in keys_and_values.iter().zip(&values) {
                         assert!((a - b).abs() <= step, "{what}: {a} became {b}");
                     }
                     keys_and_values.copy_from_slice(&values);
                 }
-                // MLX's operations write and read one of them, and our kernels the other one.
+                // MLX's operations use the first cache, our kernels the second.
                 let caches = |start| -> [Box<dyn KvCache>; 2] {
                     let of_kernels = InPlaceCache::with_packing(packing(start)).unwrap();
                     let of_mlx = QuantizedCache::new(packing(start));
@@ -242,7 +243,8 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
     });
 }
 
-/// The layer's outputs `[H * D]` for all positions of `rows`, computed in steps of 512 positions.
+/// Returns the layer's outputs `[H * D]` for all positions of `rows`, computed in steps of 512
+/// positions.
 fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut caches = Caches::from(Box::new(InPlaceCache::new()) as Box<dyn LayerState>);
     let mut all = Vec::new();

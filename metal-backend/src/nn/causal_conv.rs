@@ -1,10 +1,11 @@
-//! A causal depthwise convolution over the last positions. Recurrent layers cache its last inputs.
+//! A causal depthwise convolution over the last positions. Recurrent layers store its last inputs
+//! in their state.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate};
 
 use super::adapter::SlotView;
 
-/// A vector that a layer reads without a matrix product. Its slot makes it trainable.
+/// A vector that a layer uses without a matrix product. Its slot makes it trainable.
 #[derive(Debug, Clone)]
 pub struct Vector {
     /// The loaded value.
@@ -14,7 +15,8 @@ pub struct Vector {
 }
 
 impl Vector {
-    /// The current value in float32: the trained value if there is one, otherwise the loaded value.
+    /// Returns the current value in float32: the trained value if there is one, otherwise the
+    /// loaded value.
     pub fn current(&self) -> Result<Array> {
         match self.slot.vector(Dtype::Float32)? {
             Some(state) => Ok(state),
@@ -65,8 +67,8 @@ impl CausalConv {
         self.width
     }
 
-    /// Convolves `x` `[R, L, channels]` in float32 after the inputs `before` `[R, width - 1,
-    /// channels]`; returns the outputs and the inputs to cache.
+    /// Convolves `x` `[R, L, channels]` in float32, which follows the inputs `before` `[R, width -
+    /// 1, channels]`. Returns the outputs, and the inputs to store in the state.
     pub fn forward(&self, x: &Array, before: &Array) -> Result<(Array, Array)> {
         let (width, length) = (self.width, x.dim(1)?);
         let all = concatenate(&[before, x], 1)?;
@@ -118,8 +120,8 @@ mod tests {
         }
     }
 
-    /// Two channels with three taps. The expected values are computed by hand. The input is
-    /// convolved at once and in two parts, with both weight layouts.
+    /// Two channels with three taps, with expected values computed by hand. The input is convolved
+    /// at once and in two parts, with both weight layouts.
     #[test]
     fn each_position_sees_itself_and_those_before() {
         let values = [1.0, 10.0, 100.0, 0.5, 0.0, -1.0];

@@ -2,7 +2,8 @@
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, tri, where_, zeros};
 
-/// `[R, H, L, ..] -> [R, H, N, C, ..]`, padded with zeros. Zeros write nothing and forget nothing.
+/// Reshapes `[R, H, L, ..]` to `[R, H, N, C, ..]`, padded with zeros. A padded position writes
+/// nothing and forgets nothing.
 ///
 /// # Errors
 /// If `a` has more positions than `count` chunks of `size`.
@@ -36,12 +37,12 @@ pub fn joined(chunks: &[Array], length: i32) -> Result<Array> {
     }
 }
 
-/// For each pair of positions (row, column): the fraction of the column's write that remains at the
-/// row's position. `f` has the logarithms of the forget gates: `[.., C] -> [.., C, C]`. Writes
-/// after the row's position have fraction 0.
+/// Returns the decay `[.., C, C]` for the logarithms of forget gates `f` `[.., C]`. Element `[row,
+/// column]` is the fraction of the column's write that remains at the row's position; 0 for later
+/// columns.
 ///
-/// The `f` between the two positions are summed directly, because the difference of two long sums
-/// loses precision.
+/// Sums the `f` between two positions directly, because the difference of two long sums would lose
+/// precision.
 pub fn decay(f: &Array) -> Result<Array> {
     let size = f.dim(-1)?;
     let before = tri(size, size, -1, Dtype::Float32)?;
@@ -54,12 +55,12 @@ pub fn decay(f: &Array) -> Result<Array> {
     where_(&causal, &left, &Array::scalar(0.0f32)?)
 }
 
-/// What the tests of the rules share.
+/// Helpers for the tests of the rules.
 #[cfg(test)]
 pub(super) mod test_support {
     use super::*;
 
-    /// `n` random numbers from -1 to 1, from a linear congruential generator.
+    /// Returns `n` pseudo-random numbers from -1 to 1 (linear congruential generator).
     pub fn numbers(n: usize, seed: u64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2) + 1;
         (0..n)
@@ -72,7 +73,7 @@ pub(super) mod test_support {
             .collect()
     }
 
-    /// The greatest difference between two lists of numbers.
+    /// Returns the greatest difference between two lists of numbers.
     ///
     /// # Panics
     /// If a number is not finite, or if the lengths differ.

@@ -1,5 +1,5 @@
 //! Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692): a gated delta net whose forget gate has
-//! a value for each channel. `diagonal_rule.rs` computes the recurrence.
+//! one value per channel. `diagonal_rule.rs` computes the recurrence.
 
 use std::sync::Arc;
 
@@ -57,13 +57,13 @@ pub struct DeltaAttentionShape {
 }
 
 impl DeltaAttentionShape {
-    /// Elements of all heads.
+    /// Returns the elements of all heads.
     pub fn inner(&self) -> i32 {
         self.heads * self.dim
     }
 
-    /// The layout of a row's state, in float32: the last inputs of the convolutions, and one matrix
-    /// per head.
+    /// Returns the layout of a row's state, in float32: the last inputs of the convolutions, and
+    /// one matrix per head.
     pub fn layout(&self) -> Arc<StateLayout> {
         let last = [self.width - 1, self.inner()];
         StateLayout::new(
@@ -78,7 +78,7 @@ impl DeltaAttentionShape {
     }
 }
 
-/// `second(first(x))`.
+/// Computes `second(first(x))`.
 fn low_rank([first, second]: &[Linear; 2], x: &Array) -> Result<Array> {
     second.forward(&first.forward(x)?)
 }
@@ -96,7 +96,7 @@ impl Mixer for DeltaAttention {
         let DeltaAttentionShape { heads, dim, .. } = self.shape;
         let hidden = through(norm, x)?;
         let total = hidden.dim(1)?;
-        // The state is float32, so the gates are too.
+        // The state is float32, so the gates are float32, too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let differentiated = adapter::differentiated();
         let strength = wide(&self.strength.forward(&hidden)?)?;
@@ -124,7 +124,7 @@ impl Mixer for DeltaAttention {
             let scale = Array::scalar((dim as f32).powf(-0.5))?;
             let k = unit(part(&mixed, 1)?)?;
             let f = span.of(&decay)?.reshape(&apart)?;
-            // The delta rule reads the memory after its decay.
+            // The delta rule reads the memory after its decay, so `a` includes the decay.
             let a = k.multiply(&f.exp()?)?.multiply(&strength)?.negative()?;
             let inputs = Inputs {
                 q: unit(part(&mixed, 0)?)?.multiply(&scale)?,

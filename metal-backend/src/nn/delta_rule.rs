@@ -1,6 +1,6 @@
 //! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory with a forget gate. A
 //! write replaces the value stored for its key. The rule runs as single steps or over chunks of
-//! positions; both have equal results. This file has plain float32 operations; `gated_delta.rs` has
+//! positions, with equal results. This file uses plain float32 operations; `gated_delta.rs` has
 //! projections, convolution and norms.
 //!
 //! With the logarithm `f` of the forget gate and the write strength `b`:
@@ -35,7 +35,7 @@ pub struct Inputs {
     pub b: Array,
 }
 
-/// Computes one step: `L` is 1. Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
+/// Computes one step (`L` is 1). Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
 /// after the step.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, b } = inputs;
@@ -74,7 +74,7 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
 struct Chunks {
     /// The values that the chunk would write to an empty memory, `[R, H, N, C, DV]`.
     values: Array,
-    /// The keys that read the part of the memory to be replaced, `[R, H, N, C, DK]`.
+    /// The keys that read the values to be replaced from the memory, `[R, H, N, C, DK]`.
     keys: Array,
     /// The queries that read the memory, `[R, H, N, C, DK]`.
     queries: Array,
@@ -112,9 +112,9 @@ impl Chunks {
     }
 }
 
-/// `(I + A)^-1` for strictly lower triangular matrices `A` `[.., C, C]`. The function merges the
-/// inverses of diagonal blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between two
-/// adjacent blocks. Powers of `A` would overflow for similar keys, so none is computed.
+/// Returns `(I + A)^-1` for strictly lower triangular matrices `A` `[.., C, C]`. Merges the
+/// inverses `T` of diagonal blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between
+/// two adjacent blocks. Does not use powers of `A`, which would overflow for similar keys.
 pub(super) fn inverse(a: &Array, size: i32) -> Result<Array> {
     let mut inverse = eye(size, size, 0, Dtype::Float32)?;
     let mut block = 1;
@@ -126,8 +126,8 @@ pub(super) fn inverse(a: &Array, size: i32) -> Result<Array> {
     Ok(inverse)
 }
 
-/// A mask of ones where the row is in the second of two adjacent blocks and the column in the
-/// first.
+/// Returns a mask of ones where the row is in the second of two adjacent blocks and the column is
+/// in the first.
 fn neighbors(size: i32, block: i32) -> Result<Array> {
     let one = |row: i32, column: i32| {
         let pair = row / (2 * block) == column / (2 * block);
@@ -181,7 +181,8 @@ mod tests {
         zeros(&[1, H as i32, DK as i32, DV as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64. Returns the outputs `[1, H, L, DV]` and the final memory.
+    /// Computes the definition in float64. Returns the outputs `[1, H, L, DV]` and the final
+    /// memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();
@@ -225,7 +226,7 @@ mod tests {
         }
     }
 
-    /// With equal keys and full write strength, powers of the matrix would overflow.
+    /// With equal keys and full write strength, an inverse by powers of the matrix would overflow.
     #[test]
     fn keys_that_are_alike_lose_no_digits() {
         let mut inputs = case(128, |_| 0.0, |_| 1.0);

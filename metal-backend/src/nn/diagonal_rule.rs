@@ -1,7 +1,7 @@
-//! A matrix memory with a forget gate for each channel of its keys, and with updates of rank one.
-//! It covers Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) and RWKV-7 (Peng et al. 2025,
-//! arXiv:2503.14456). The rule runs as single steps or over chunks of positions; both have equal
-//! results. This file has plain float32 operations; on the CPU, a kernel computes the steps.
+//! A matrix memory with a forget gate per channel of its keys, and with rank-one updates: Kimi
+//! Delta Attention (Kimi Team 2025, arXiv:2510.26692) and RWKV-7 (Peng et al. 2025,
+//! arXiv:2503.14456). The rule runs as single steps or over chunks of positions, with equal
+//! results. This file uses plain float32 operations; on the CPU, a kernel computes the steps.
 //!
 //! With the logarithms `f` of the forget gates:
 //!
@@ -11,15 +11,15 @@
 //! y  = q S'
 //! ```
 //!
-//! With `F[t, s]`, the sum of `f` after position `s` up to `t`, the positions of a chunk have:
+//! Within a chunk, with `F[t, s]` the sum of `f` over positions `s + 1` to `t`:
 //!
 //! ```text
 //! (I - AB) u = (a exp(F[t-1, start])) S + AK v
 //! AB[t, s] = sum over channels of a_t b_s exp(F[t-1, s]) for s < t, and AK with k_s
 //! ```
 //!
-//! Exponents are never positive. Factors of the two positions would overflow, so the chunks are
-//! short and the exponentials of all pairs are computed.
+//! The exponents are never positive. A product of one factor per position would overflow, so the
+//! exponentials of all pairs are computed, and the chunks are short.
 
 use mlx_rs_core::{Array, Dtype, Result, eye, stack, tri, where_};
 
@@ -31,8 +31,8 @@ use crate::exec::recurrence::{DiagonalMemory, by_kernel};
 /// The number of positions per chunk of the plain operations.
 const CHUNK: i32 = 16;
 
-/// The inputs of the rule: `R` rows, `L` positions, `H` heads. Operations on them have heads before
-/// positions.
+/// The inputs of the rule: `R` rows, `L` positions, `H` heads. The operations below use them with
+/// heads before positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// Queries, `[R, L, H, DK]`.
@@ -50,7 +50,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The inputs that `f` makes of each array.
+    /// Returns the inputs with `f` applied to each array.
     fn map(&self, f: impl Fn(&Array) -> Result<Array>) -> Result<Self> {
         Ok(Self {
             q: f(&self.q)?,
@@ -86,7 +86,7 @@ pub fn scan(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     Ok((y.swap_axes(1, 2)?, memory))
 }
 
-/// Computes one step: `L` is 1. Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
+/// Computes one step (`L` is 1). Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
 /// after the step.
 fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, a, b } = inputs;
@@ -127,10 +127,10 @@ fn by_chunks(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array
 fn chunk(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, a, b } = inputs;
     let between = between(f, size)?;
-    // The query of a position also reads after the position's own gate.
+    // The query of a position reads after the position's own gate.
     let left = stack(&[a, &q.multiply(&f.exp()?)?], 3)?; // [R, H, C, 2, DK]
     let own = eye(size, size, 0, Dtype::Float32)?;
-    // For keys `[R, H, C, DK]`: the weights of their writes at the reads of `a` and of queries.
+    // For keys `[R, H, C, DK]`, returns the weights of their writes when `a` and when queries read.
     let weights = |keys: &Array| -> Result<(Array, Array)> {
         let keys_left = between.multiply(&keys.expand_dims(2)?)?; // [R, H, C, C, DK]
         let both = left.matmul(&keys_left.swap_axes(-1, -2)?)?; // [R, H, C, 2, C]
@@ -169,12 +169,12 @@ fn chunk(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     })
 }
 
-/// For each pair of positions (row, column) and channel: the fraction of the column's write that
-/// remains before the row's position, `[R, H, C, DK] -> [R, H, C, C, DK]`. It is 0 if the column is
-/// not before the row.
+/// Returns the decay `[R, H, C, C, DK]` for `f` `[R, H, C, DK]`. Element `[row, column]` is the
+/// fraction of the column's write, per channel, that remains before the row's position; 0 unless
+/// the column is before the row.
 ///
-/// The `f` between the two positions are summed directly, because the difference of two long sums
-/// loses precision.
+/// Sums the `f` between two positions directly, because the difference of two long sums would lose
+/// precision.
 fn between(f: &Array, size: i32) -> Result<Array> {
     let before = tri(size, size, -1, Dtype::Float32)?.expand_dims(-1)?; // [C, C, 1]
     let sums = (f.expand_dims(3)?.multiply(&before)?).cumsum(2, false, false)?;
@@ -197,8 +197,8 @@ mod tests {
         Array::from_slice(values, &[1, H as i32, length as i32, width as i32]).unwrap()
     }
 
-    /// Random inputs, where `a` is a unit vector times a strength below 0. `gate` maps a random
-    /// number to a gate. `writes` is whether `b` differs from the keys, as in RWKV-7.
+    /// Returns random inputs, where `a` is a unit vector times a negative strength. `gate` maps a
+    /// random number to a gate. `writes` says whether `b` differs from the keys, as in RWKV-7.
     fn case(length: usize, gate: fn(f32) -> f32, writes: bool) -> Inputs {
         let unit = |seed: u64| {
             let mut all = numbers(H * length * DK, seed);
@@ -217,7 +217,7 @@ mod tests {
             scaled.collect()
         };
         let (k, a, b) = match writes {
-            // The delta rule reads the memory after its gate, and its values have strengths.
+            // The delta rule reads the memory after its gate, so `a` includes the gate.
             false => (keys.clone(), scaled(&|i| -strength(i) * f[i].exp()), None),
             true => (unit(6), scaled(&|_| -1.0), Some(scaled(&strength))),
         };
@@ -235,7 +235,8 @@ mod tests {
         zeros(&[1, H as i32, DK as i32, DV as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64. Returns the outputs `[1, H, L, DV]` and the final memory.
+    /// Computes the definition in float64. Returns the outputs `[1, H, L, DV]` and the final
+    /// memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();
@@ -307,7 +308,8 @@ mod tests {
         }
     }
 
-    /// The kernel, which has its own tests, must get the positions and heads in the right order.
+    /// The kernel has its own tests. This test checks that it receives positions and heads in the
+    /// right order.
     #[test]
     fn scans_on_the_cpu_are_the_definition() {
         let cpu = Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();

@@ -1,4 +1,5 @@
-//! The token embedding. It maps ids to vectors, and vectors to logits if the output layer is tied.
+//! The token embedding. It maps ids to vectors, and also vectors to logits if the output layer is
+//! tied.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
@@ -9,7 +10,7 @@ use crate::exec::Weight;
 /// An embedding table `[vocab, hidden]`. In a pipeline, some processes have no table.
 #[derive(Debug, Clone)]
 pub struct Embedding {
-    /// `None` in processes that do not read the table, such as later ranks of a pipeline.
+    /// `None` in processes that do not load the table, such as later ranks of a pipeline.
     table: Option<Table>,
 }
 
@@ -40,7 +41,7 @@ impl Embedding {
         Ok(Self { table: Some(table) })
     }
 
-    /// The layer in a process that has no table and never reads one.
+    /// Creates the layer for a process that does not load the table.
     #[must_use]
     pub fn elsewhere() -> Self {
         Self { table: None }
@@ -56,7 +57,7 @@ impl Embedding {
         })
     }
 
-    /// Sets the slot for adapters, for the embedding and for the tied output.
+    /// Sets the slot for adapters, for the embedding and for the tied output layer.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
         if let Some(table) = self.table.take() {
@@ -70,8 +71,8 @@ impl Embedding {
     }
 
     /// Maps ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table reads the last row.
-    /// This function does not check ids: callers check the prompt's ids, and sampling never exceeds
-    /// the vocabulary.
+    /// Ids are not checked here: callers check the prompt's ids, and sampled ids are always in the
+    /// vocabulary.
     ///
     /// # Errors
     /// If the ids are not integers, or this process has no table.
@@ -96,7 +97,7 @@ impl Embedding {
         self.table()?.output.forward(x)
     }
 
-    /// The table as an output layer.
+    /// Returns the table as an output layer.
     ///
     /// # Errors
     /// If this process has no table.

@@ -7,7 +7,7 @@ use super::adapter;
 use super::linear::Linear;
 use crate::exec::activation::softplus;
 
-/// How the weights of selected experts follow from the scores.
+/// How the weights of selected experts are computed from the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Weighing {
     /// Softmax over all experts; weights are not renormalized.
@@ -26,7 +26,7 @@ pub enum Weighing {
         eps: f32,
     },
     /// Selects experts one after another. Each weight is a softmax over the remaining experts whose
-    /// score is near the best remaining score (Phi-3.5-MoE).
+    /// scores are near the best remaining score (Phi-3.5-MoE).
     NearBest {
         /// Half of the maximum relative distance from the best score.
         noise: f32,
@@ -60,9 +60,9 @@ pub struct Router {
     pub per_token: i32,
     /// How the weights of selected experts are computed.
     pub weighing: Weighing,
-    /// Bias on the scores `[experts]`. It affects the selection and not the weights.
+    /// Bias on the scores `[experts]`. It affects only the selection, not the weights.
     pub choice_bias: Option<Array>,
-    /// Groups of experts. The router selects groups first, then experts within these groups.
+    /// Groups of experts. The router first selects groups, then experts in these groups.
     pub groups: Option<Groups>,
     /// Cap on scores: `cap * tanh(score / cap)`.
     pub logit_cap: Option<f32>,
@@ -75,12 +75,13 @@ pub struct Groups {
     pub count: i32,
     /// The number of groups that each token may select from.
     pub selected: i32,
-    /// A group's score is the sum of this number of its best expert scores.
+    /// The number of best expert scores whose sum is the group's score.
     pub best: i32,
 }
 
 impl Groups {
-    /// Returns `ranked` `[.., experts]`, with the minimum value for experts of unselected groups.
+    /// Returns `ranked` `[.., experts]` with the minimum value for experts in groups that are not
+    /// selected.
     fn keep(self, ranked: &Array) -> Result<Array> {
         let shape = ranked.shape().to_vec();
         let experts = ranked.dim(-1)?;
@@ -134,7 +135,7 @@ impl Router {
         let ids = ranked
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
-        // A selection has no gradient. Without this stop, MLX would differentiate the selection.
+        // A selection has no gradient. Without this stop, MLX would try to differentiate it.
         let ids = if adapter::differentiated() {
             ids.stop_gradient()?
         } else {
@@ -173,7 +174,7 @@ impl Router {
         Ok((ids, weights))
     }
 
-    /// Ids and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
+    /// Returns ids and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
     fn near_best(&self, scores: &Array, noise: f32) -> Result<(Array, Array)> {
         let scores = scores.astype(Dtype::Float32)?;
         let limit = Array::scalar(2.0 * noise)?;
@@ -280,8 +281,8 @@ mod tests {
     #[test]
     fn experts_near_the_best_share_with_it() {
         let router = identity(4, Weighing::NearBest { noise: 0.1 }, None);
-        // Score 1.7 of expert 1 is within a fifth of the best score 2.0. Among the remaining
-        // experts, expert 1 is the best, and no other score is near it.
+        // Expert 1 scores 1.7, which is within a fifth of the best score 2.0. Without expert 0,
+        // expert 1 is the best, and no other score is near it.
         let all = chosen(&router, &[2.0, 1.7, 1.0, 0.1]);
         let share = 1.0 / (1.0 + (-0.3f32).exp());
         assert_eq!((all[0].0, all[1].0), (0, 1));

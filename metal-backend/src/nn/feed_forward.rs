@@ -1,5 +1,5 @@
-//! The feed-forward part of a decoder block, and the backends that replace its dense computation.
-//! `arch/routes.rs` assigns backends to blocks.
+//! The feed-forward block of a decoder layer, and the backends that replace its dense computation.
+//! `arch/routes.rs` assigns backends to layers.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -12,12 +12,12 @@ use super::moe::Mixture;
 use super::norm::{Norm, through};
 
 thread_local! {
-    /// Whether this thread computes all feed-forward parts densely.
+    /// Whether this thread computes all feed-forward blocks densely.
     static AS_TRAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with all feed-forward parts on this thread computed densely, without their backends.
-/// Graphs built by `f` stay dense when they are evaluated later.
+/// Runs `f`; this thread then computes all feed-forward blocks densely, without their backends.
+/// Graphs that `f` builds stay dense when they are evaluated later.
 pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
     /// Restores the flag when dropped, even after a panic.
     struct Before(bool);
@@ -30,27 +30,27 @@ pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The part after the attention in a decoder block.
+/// The feed-forward block of a decoder layer, after its attention.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
-    /// A gated feed-forward part.
+    /// A gated feed-forward block.
     Gated(GatedMlp),
-    /// A gated feed-forward part with scale factors.
+    /// A gated feed-forward block with scale factors.
     Scaled(Box<ScaledMlp>),
-    /// A gated feed-forward part whose gate has limits.
+    /// A gated feed-forward block whose gate has limits.
     Limited(Box<LimitedMlp>),
     /// Two matrices without a gate.
     Plain(Mlp),
     /// A mixture of experts.
     Mixture(Box<Mixture>),
-    /// No feed-forward part: the block ends after its mixer.
+    /// No feed-forward block: the layer ends after its mixer.
     Nothing,
-    /// A part that a backend computes, or that a [`LayerMode`] replaces.
+    /// A block that a backend computes, or that a [`LayerMode`] replaces.
     Routed(Box<Routed>),
 }
 
 impl FeedForward {
-    /// The dense part as loaded, without a backend.
+    /// Returns the dense block as loaded, without a backend.
     pub fn trained(&self) -> &Self {
         match self {
             Self::Routed(routed) => routed.dense.trained(),
@@ -58,7 +58,7 @@ impl FeedForward {
         }
     }
 
-    /// The part that this thread computes: the dense one within [`as_trained`].
+    /// Returns the block that this thread computes; within [`as_trained`], the dense block.
     pub fn current(&self) -> &Self {
         match AS_TRAINED.get() {
             true => self.trained(),
@@ -66,7 +66,7 @@ impl FeedForward {
         }
     }
 
-    /// The factor that replaces the whole block, if the block has such a replacement.
+    /// Returns the factor that replaces the complete layer; `None` without this replacement.
     pub fn gain(&self) -> Option<f32> {
         match self.current() {
             Self::Routed(routed) => match routed.mode {
@@ -77,13 +77,13 @@ impl FeedForward {
         }
     }
 
-    /// Whether the block skips its feed-forward part.
+    /// Whether the layer skips its feed-forward block.
     pub fn is_left_out(&self) -> bool {
         let left_out = |routed: &Routed| matches!(routed.mode, LayerMode::AttentionOnly);
         matches!(self.current(), Self::Routed(routed) if left_out(routed))
     }
 
-    /// `forward(norm(x)) + add`: `[B, L, hidden] -> [B, L, hidden]`. Both `norm` and `add` are
+    /// Computes `forward(norm(x)) + add`: `[B, L, hidden] -> [B, L, hidden]`. `norm` and `add` are
     /// optional.
     pub fn forward_from(
         &self,
@@ -108,7 +108,8 @@ impl FeedForward {
 }
 
 impl FeedForward {
-    /// The number of neurons whose activations [`Self::forward_edited`] can edit.
+    /// Returns the number of neurons whose activations [`Self::forward_edited`] can edit; `None` if
+    /// it can edit none.
     pub fn neurons(&self) -> Option<usize> {
         let outputs = match self {
             Self::Gated(mlp) => mlp.gate.outputs(),
@@ -125,7 +126,7 @@ impl FeedForward {
     /// Returns `forward(norm(x))` and the input of the down matrix.
     ///
     /// # Errors
-    /// As [`Self::forward_from`], and for a part with experts.
+    /// The errors of [`Self::forward_from`]; also for a block with experts.
     pub fn forward_with_activation(
         &self,
         norm: Option<&Norm>,
@@ -135,7 +136,7 @@ impl FeedForward {
         match self.current() {
             Self::Routed(routed) => routed.forward_with_activation(&x),
             other => {
-                // Dense computation ignores the place, so any place will do.
+                // Dense computation ignores `place`, so its values do not matter.
                 let place = FfnPlace {
                     layer: 0,
                     on_cpu: false,
@@ -146,7 +147,7 @@ impl FeedForward {
         }
     }
 
-    /// Whether [`Self::forward_with_activation`] supports this part.
+    /// Whether [`Self::forward_with_activation`] supports this block.
     pub fn has_activations(&self) -> bool {
         match self.current() {
             Self::Gated(_) | Self::Scaled(_) | Self::Limited(_) | Self::Plain(_) => true,
@@ -155,10 +156,11 @@ impl FeedForward {
         }
     }
 
-    /// Computes `forward(norm(x))` with the result of `edit` in place of the activations.
+    /// Computes `forward(norm(x))` with the activations replaced by the result of `edit`.
     ///
     /// # Errors
-    /// As [`Self::forward_from`]; also for a part without [`Self::neurons`], and errors of `edit`.
+    /// The errors of [`Self::forward_from`] and of `edit`; also for a block without
+    /// [`Self::neurons`].
     pub fn forward_edited(
         &self,
         norm: Option<&Norm>,
@@ -179,31 +181,31 @@ impl FeedForward {
     }
 }
 
-/// The feed-forward part of one layer as loaded, for backends.
+/// The feed-forward block of one layer as loaded, for backends.
 #[derive(Debug, Clone, Copy)]
 pub struct FfnPart<'a> {
     dense: &'a FeedForward,
     place: FfnPlace,
 }
 
-/// The position of a feed-forward part in the model, and its device.
+/// The position of a feed-forward block in the model, and its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FfnPlace {
     /// The layer index, from 0.
     pub layer: usize,
-    /// Whether our CPU kernels compute the part.
+    /// Whether our CPU kernels compute the block.
     pub on_cpu: bool,
     /// The model's compute type.
     pub dtype: Dtype,
 }
 
 impl<'a> FfnPart<'a> {
-    /// The part `dense` at a place.
+    /// Creates the description of the block `dense` at `place`.
     pub fn new(dense: &'a FeedForward, place: FfnPlace) -> Self {
         Self { dense, place }
     }
 
-    /// The dense part.
+    /// Returns the dense block.
     pub(crate) fn dense(&self) -> &'a FeedForward {
         self.dense
     }
@@ -214,8 +216,8 @@ impl<'a> FfnPart<'a> {
         self.place
     }
 
-    /// The number of features. `None` for experts and for a block without a feed-forward part; 0 if
-    /// the part is not loaded.
+    /// Returns the number of features. `None` for experts and for a layer without a feed-forward
+    /// block; 0 if the block is not loaded.
     #[must_use]
     pub fn features(&self) -> Option<usize> {
         let outputs = match self.dense {
@@ -228,19 +230,19 @@ impl<'a> FfnPart<'a> {
         usize::try_from(outputs).ok()
     }
 
-    /// The dense output, `[.., hidden] -> [.., hidden]`.
+    /// Returns the dense output, `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// If the last axis of `x` is not the hidden dimension, or the part is not loaded.
+    /// If the last axis of `x` is not the hidden dimension, or the block is not loaded.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.dense.forward_from(None, x, None)
     }
 
-    /// The gates of all features before the activation function, `[.., hidden] -> [.., features]`.
-    /// A part without a gate (GPT-2) returns the outputs of the up matrix.
+    /// Returns the gates of all features before the activation function, `[.., hidden] -> [..,
+    /// features]`. For a block without a gate (GPT-2), returns the outputs of the up matrix.
     ///
     /// # Errors
-    /// As [`Self::forward`], and for a part without [`Self::features`].
+    /// The errors of [`Self::forward`]; also for a block without [`Self::features`].
     pub fn gates(&self, x: &Array) -> Result<Array> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.forward(x),
@@ -251,8 +253,8 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// The input of the down matrix, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
-    /// `act(up(x))` without a gate.
+    /// Returns the input of the down matrix, `[.., hidden] -> [.., features]`: `act(gate(x)) *
+    /// up(x)`, or `act(up(x))` without a gate.
     pub fn activations(&self, x: &Array) -> Result<Array> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.activations(None, x),
@@ -263,7 +265,8 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// The output of the down matrix for these activations, `[.., features] -> [.., hidden]`.
+    /// Returns the output of the down matrix for these activations, `[.., features] -> [..,
+    /// hidden]`.
     pub fn down(&self, activations: &Array) -> Result<Array> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.down.forward(activations),
@@ -276,7 +279,7 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// Whether an adapter currently changes the part.
+    /// Whether an adapter currently changes the block.
     #[must_use]
     pub fn is_adapted(&self) -> bool {
         match self.dense {
@@ -294,7 +297,7 @@ impl<'a> FfnPart<'a> {
         Error::new(ErrorKind::Unsupported, "feed-forward", why)
     }
 
-    /// The reason why single features cannot be computed; `None` if they can.
+    /// Returns the reason why single features cannot be computed; `None` if they can.
     pub(crate) fn without_features(&self) -> Option<&'static str> {
         match self.dense {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
@@ -307,7 +310,7 @@ impl<'a> FfnPart<'a> {
     }
 }
 
-/// A replacement for the dense computation of feed-forward parts.
+/// A replacement for the dense computation of feed-forward blocks.
 ///
 /// [`FfnRouter`](crate::ffn::FfnRouter) assigns a backend to layers when a model is loaded. Every
 /// forward pass then calls the backend, possibly from several threads at once.
@@ -315,28 +318,29 @@ pub trait FfnBackend: Debug + Send + Sync {
     /// The backend's name, for error messages.
     fn name(&self) -> &str;
 
-    /// The output for `x`, `[.., hidden] -> [.., hidden]`, in the type of `x`. `x` is the output of
-    /// the norm before the part; the backend may use the part's weights. A position's output must
-    /// depend on that position alone: prompts are split into steps, and requests are batched.
+    /// Returns the output for `x`, `[.., hidden] -> [.., hidden]`, in the type of `x`. `x` is the
+    /// output of the norm before the block; the backend may use the block's weights. A position's
+    /// output must depend only on that position, because prompts are split into steps and requests
+    /// are batched.
     ///
     /// # Errors
     /// The backend's error, which ends the request.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array>;
 
-    /// The output, and the activation of each feature, `[.., features]`. Features that the backend
-    /// omits have activation 0.
+    /// Returns the output, and the activation of each feature, `[.., features]`. Features that the
+    /// backend omits have activation 0.
     ///
     /// # Errors
-    /// As [`Self::forward`]; this default returns [`ErrorKind::Unsupported`].
+    /// The errors of [`Self::forward`]. This default returns [`ErrorKind::Unsupported`].
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
         let _ = (part, x);
         let message = format!("{} shows no activations", self.name());
         Err(Error::new(ErrorKind::Unsupported, "feed-forward", message))
     }
 
-    /// Prepares the backend for one layer. Loading a model calls it once per assigned layer. A
-    /// returned backend computes this layer instead of `self`; `None`, the default, keeps `self`. A
-    /// backend with data per layer returns a new backend with the data of this layer.
+    /// Prepares the backend for one layer. Loading a model calls it once per assigned layer. If it
+    /// returns a backend, that backend computes the layer instead of `self`; the default is `None`.
+    /// A backend with data per layer returns a new backend with this layer's data.
     ///
     /// # Errors
     /// If the backend cannot compute the layer. The model is then not loaded.
@@ -345,8 +349,8 @@ pub trait FfnBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Whether the output is always zero. The block then also skips the norm after the part,
-    /// because that norm's output for zeros need not be zero.
+    /// Whether the output is always zero. If so, the layer also skips the norm after the block,
+    /// because this norm's output for zeros may not be zero.
     fn adds_nothing(&self) -> bool {
         false
     }
@@ -371,7 +375,7 @@ impl FfnBackend for DenseFfn {
     }
 }
 
-/// Backend that computes no features: the layer adds only its attention or recurrent part
+/// Backend that computes no features: the layer adds only the output of its attention or recurrence
 /// (highway).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HighwayFfn;
@@ -399,54 +403,55 @@ impl FfnBackend for HighwayFfn {
     }
 }
 
-/// The replacement of a block's feed-forward part, or of the whole block.
+/// The replacement of a layer's feed-forward block, or of the complete layer.
 #[derive(Debug, Clone)]
 pub enum LayerMode {
-    /// A backend computes the part.
+    /// A backend computes the block.
     Compute(Arc<dyn FfnBackend>),
-    /// The block adds only the mixer's output.
+    /// The layer adds only the mixer's output.
     AttentionOnly,
-    /// The block returns the residual stream times this factor.
+    /// The layer returns the residual stream times this factor.
     Gain(f32),
 }
 
-/// A feed-forward part with a replacement.
+/// A feed-forward block with a replacement.
 #[derive(Debug, Clone)]
 pub struct Routed {
-    /// The part as loaded.
+    /// The block as loaded.
     pub dense: FeedForward,
     /// The replacement.
     pub mode: LayerMode,
-    /// The place of the part.
+    /// The position of the block in the model.
     pub place: FfnPlace,
 }
 
 impl Routed {
-    /// The part in the form that backends receive.
+    /// Returns the block in the form that backends receive.
     pub fn part(&self) -> FfnPart<'_> {
         FfnPart::new(&self.dense, self.place)
     }
 
-    /// The part's output for a normalized input.
+    /// Returns the block's output for a normalized input.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward`], and if the backend returns another shape than that of `x`.
+    /// The errors of [`FfnBackend::forward`]; also if the shape of the backend's result differs
+    /// from that of `x`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.mode {
             LayerMode::Compute(backend) => {
                 let y = backend.forward(&self.part(), x)?;
                 self.checked(backend.as_ref(), x, y)
             }
-            // Unused: blocks handle these modes before their norm, because a norm of zeros need not
-            // be zero.
+            // Not reached: layers handle these modes before their norm, because a norm of zeros may
+            // not be zero.
             LayerMode::AttentionOnly | LayerMode::Gain(_) => x.zeros_like(),
         }
     }
 
-    /// The part's output, and the activations of all features.
+    /// Returns the block's output, and the activations of all features.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward_with_activation`].
+    /// The errors of [`FfnBackend::forward_with_activation`].
     pub fn forward_with_activation(&self, x: &Array) -> Result<(Array, Array)> {
         match &self.mode {
             LayerMode::Compute(backend) => {
@@ -475,8 +480,9 @@ impl Routed {
     }
 }
 
-/// Returns `x` times `gain`, in the type of `x`. `mixed` has the same shape and its values are not
-/// used. It stays in the graph because it advances the KV cache or state to the next position.
+/// Returns `x` times `gain`, in the type of `x`. `mixed` has the same shape; its values are not
+/// used. It stays in the graph, because computing it advances the KV cache or state to the next
+/// position.
 ///
 /// # Errors
 /// If the shapes differ.

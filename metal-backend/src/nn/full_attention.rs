@@ -1,5 +1,5 @@
-//! Bidirectional attention of encoders over packed sequences. A position attends to its whole
-//! sequence, or to its neighbors on both sides. There is no cache and no causal mask.
+//! Bidirectional attention of encoders over concatenated sequences. A position attends to its
+//! complete sequence, or to its neighbors on both sides. There is no cache and no causal mask.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast, where_};
@@ -12,9 +12,9 @@ use crate::exec::{AttentionSpec, Epilogue, Locality, NormSpec};
 
 impl Attention {
     /// Computes attention for `x` `[1, T, hidden]`, after `norm` if there is one: `[1, T, hidden]`.
-    /// `x` packs sequences of these lengths. A position attends only to positions of its own
-    /// sequence, as far as `locality` says. If `add` is set, the result is added to `x`.
-    /// [`Attention::window`] is ignored.
+    /// `x` concatenates sequences of these lengths. A position attends only to positions of its own
+    /// sequence, limited by `locality`. If `add` is set, adds the result to `x`. Ignores
+    /// [`Attention::window`].
     pub fn encode(
         &self,
         (x, norm, add): (&Array, Option<&Norm>, bool),
@@ -62,7 +62,7 @@ impl Attention {
                 let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
                 fast::scaled_dot_product_attention(&q, &k, &v, self.scale, mask)?
             } else {
-                // In steps, scores have an axis for groups of query heads.
+                // The scores have an additional axis for groups of query heads.
                 let mask = match mask {
                     Some(mask) if mask.ndim() == 3 => {
                         let shape = [1, n, self.n_heads / n, length, length];
@@ -86,8 +86,8 @@ impl Attention {
         self.o_proj.forward_from(None, &attended, residual)
     }
 
-    /// The attention output of the queries, `[1, T, H * D]`, computed by our kernels; `None` if the
-    /// kernels do not support this layer.
+    /// Returns the attention output of the queries, `[1, T, H * D]`, computed by our kernels;
+    /// `None` if the kernels do not support this layer.
     fn encode_fused(
         &self,
         (x, norm): (&Array, Option<&Norm>),
@@ -98,7 +98,7 @@ impl Attention {
             return Ok(None);
         };
         if self.norms.across_heads && self.rope.is_none() {
-            // Without a rotation after them, norms of whole projections can run before the kernel.
+            // The layer has no rotation before these norms, so the norms can run before the kernel.
             let spec = AttentionSpec {
                 q_norm: NormSpec::None,
                 k_norm: NormSpec::None,
@@ -120,7 +120,7 @@ impl Attention {
         let layers = [&self.q_proj, k_proj, v_proj];
         let packed = match project(&layers, norm, Epilogue::None, x)? {
             Some(packed) => packed,
-            // Kernels fuse only RMS norms into a projection. Any other norm runs first.
+            // Kernels fuse only RMS norms with a projection, so any other norm runs first.
             None => match project(&layers, None, Epilogue::None, &through(norm, x)?)? {
                 Some(packed) => packed,
                 None => return Ok(None),
@@ -135,8 +135,8 @@ fn missing() -> mlx_rs_core::Error {
     mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Value, "attention", message)
 }
 
-/// The mask of a sequence of `length` positions: boolean `[length, length]`, or with slopes float32
-/// `[H, length, length]`, which is added to scores. `None` if all positions are equal.
+/// Returns the mask of a sequence of `length` positions: boolean `[length, length]`; with slopes,
+/// float32 `[H, length, length]`, which is added to scores. `None` if no mask is needed.
 fn mask_of(locality: Locality<'_>, length: i32) -> Result<Option<Array>> {
     let Locality { reach, slopes } = locality;
     let mask = reach.filter(|&n| n < length - 1);
@@ -153,12 +153,12 @@ fn mask_of(locality: Locality<'_>, length: i32) -> Result<Option<Array>> {
     }
 }
 
-/// Boolean `[length, length]`: whether two positions are at most `reach` apart.
+/// Returns a boolean mask `[length, length]`: whether two positions are at most `reach` apart.
 fn near(length: i32, reach: i32) -> Result<Array> {
     apart(length)?.less_equal(&Array::scalar(reach)?)
 }
 
-/// The distances of positions, int32 `[length, length]`.
+/// Returns the distances of positions, int32 `[length, length]`.
 fn apart(length: i32) -> Result<Array> {
     let places = arange(0.0, f64::from(length), 1.0, Dtype::Int32)?;
     let apart = places.expand_dims(1)?.subtract(&places.expand_dims(0)?)?;

@@ -1,4 +1,4 @@
-//! Whole decoder blocks as one kernel operation, where our kernels support the blocks. Otherwise
+//! Computes complete decoder blocks as one kernel operation, if our kernels support them. Otherwise
 //! `arch/stack.rs` computes the blocks from `attention.rs` and `mlp.rs`.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
@@ -18,16 +18,16 @@ pub struct Fused<'a> {
     pub attention_in: Option<&'a Norm>,
     /// The attention.
     pub attention: &'a Attention,
-    /// The norm before the feed-forward part.
+    /// The norm before the feed-forward block.
     pub mlp_in: Option<&'a Norm>,
-    /// The feed-forward part.
+    /// The feed-forward block.
     pub mlp: &'a GatedMlp,
 }
 
 impl<'a> Fused<'a> {
     /// Computes as many leading blocks as the kernels support for `x` `[1, T, hidden]`, and stores
-    /// the keys and values of these blocks. Returns the output and the number of blocks. If the
-    /// kernels do not support the first block, returns `None` and stores nothing.
+    /// their keys and values. Returns the output and the number of blocks. If the kernels do not
+    /// support the first block, returns `None` and stores nothing.
     pub fn steps<'f>(
         all: impl Iterator<Item = Fused<'f>>,
         x: &Array,
@@ -86,7 +86,7 @@ impl<'a> Fused<'a> {
         Ok(Some((y, count)))
     }
 
-    /// The description of the block for the kernels.
+    /// Returns the description of the block for the kernels.
     fn spec(&self) -> BlockSpec<'a> {
         let (attention, mlp) = (self.attention, self.mlp);
         let part = |layer: Option<&'a Linear>| layer.and_then(Linear::part);

@@ -20,7 +20,7 @@ pub struct GatedAttention {
     /// The attention layer. If `gate` is `None`, `q_proj` is `[hidden] -> [n_heads * 2 *
     /// head_dim]`: per head the query, then the gate.
     pub attention: Attention,
-    /// The separate projection of the gates.
+    /// The separate projection of the gates, if there is one.
     pub gate: Option<OutputGate>,
 }
 
@@ -57,7 +57,7 @@ impl GatedAttention {
         Ok((half(0)?, half(dim)?))
     }
 
-    /// Multiplies the heads' outputs `[1, T, n_heads * head_dim]` by their gates.
+    /// Multiplies the heads' outputs `[1, T, n_heads * head_dim]` by `function(gate)`.
     fn opened(&self, attended: &Array, gate: &Array) -> Result<Array> {
         let function = self.gate.as_ref().map(|gate| gate.function);
         let differentiated = adapter::differentiated();

@@ -1,6 +1,6 @@
-//! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next). The layer has
-//! projections, a convolution over queries, keys and values, the delta rule, and a gated norm of
-//! each head. A kernel or `delta_rule.rs` computes the delta rule.
+//! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next): projections, a
+//! convolution over queries, keys and values, the delta rule, and a gated norm of each head. A
+//! kernel or `delta_rule.rs` computes the delta rule.
 
 use std::sync::Arc;
 
@@ -61,28 +61,29 @@ pub struct GatedDeltaShape {
     pub v_dim: i32,
     /// The kernel width of the convolution.
     pub width: i32,
-    /// Whether value heads take the key heads in turn. Otherwise, adjacent value heads share one.
+    /// Whether value head `i` uses key head `i % k_heads`. Otherwise, adjacent value heads share
+    /// one.
     pub tiled: bool,
 }
 
 impl GatedDeltaShape {
-    /// Total elements of all query heads, which equals that of all key heads.
+    /// Returns the number of elements of all query heads, which equals that of all key heads.
     pub fn keys(&self) -> i32 {
         self.k_heads * self.k_dim
     }
 
-    /// Total elements of all value heads.
+    /// Returns the number of elements of all value heads.
     pub fn values(&self) -> i32 {
         self.v_heads * self.v_dim
     }
 
-    /// Channels of the convolution: queries, keys and values.
+    /// Returns the channels of the convolution: queries, keys and values.
     pub fn channels(&self) -> i32 {
         2 * self.keys() + self.values()
     }
 
-    /// The layout of a row's state, in float32: the last inputs of the convolution, and one matrix
-    /// per value head.
+    /// Returns the layout of a row's state, in float32: the last inputs of the convolution, and one
+    /// matrix per value head.
     pub fn layout(&self) -> Arc<StateLayout> {
         let matrix = [self.v_heads, self.k_dim, self.v_dim];
         StateLayout::new(
@@ -96,8 +97,9 @@ impl GatedDeltaShape {
 }
 
 impl GatedDeltaShape {
-    /// Heads of queries and keys that the delta rule gets. With tiled heads, there is one for each
-    /// value head, because the kernels share key heads between adjacent value heads.
+    /// Returns the number of query and key heads that the delta rule receives. With tiled heads,
+    /// there is one per value head, because the kernels can share a key head only between adjacent
+    /// value heads.
     fn rule_heads(&self) -> i32 {
         match self.tiled {
             true => self.v_heads,
@@ -183,7 +185,7 @@ pub struct Halved {
     pub ba: Linear,
 }
 
-/// The outputs of the input projections for `[1, T, hidden]`; each is `[1, T, ..]`.
+/// The outputs of the input projections for `x`, `[1, T, hidden]`, `[1, T, ..]` each.
 struct Projected {
     /// The inputs of the convolution.
     qkv: Array,
@@ -244,7 +246,7 @@ impl GatedDelta {
     }
 }
 
-/// `x` normalized to length one along the last axis.
+/// Normalizes `x` to length one along the last axis.
 pub(super) fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
@@ -262,7 +264,7 @@ impl Mixer for GatedDelta {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
-        // The state is float32, so the gates are too.
+        // The state is float32, so the gates are float32, too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let differentiated = adapter::differentiated();
         let strength = sigmoid(&wide(&b)?, differentiated)?;

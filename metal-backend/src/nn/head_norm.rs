@@ -23,7 +23,7 @@ pub struct HeadNorm {
 }
 
 impl HeadNorm {
-    /// `[.., heads, dim] -> [.., heads * dim]` in `dtype`. The reduction runs in float32.
+    /// Maps `[.., heads, dim]` to `[.., heads * dim]` in `dtype`. Computes the norm in float32.
     ///
     /// # Errors
     /// If `x` has another number of elements per position than the weight.

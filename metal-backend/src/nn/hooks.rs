@@ -1,5 +1,5 @@
-//! Hooks of a forward pass. Layers call the hooks with hidden states, activations, queries or
-//! attention weights; the caller decides what to do with these arrays.
+//! Hooks of a forward pass. Layers call them with hidden states, activations, queries or attention
+//! weights; the caller determines how these arrays are used.
 
 use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
@@ -9,7 +9,7 @@ use crate::cache::{Row, offset};
 /// A callback with a layer index and an array.
 type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
 
-/// The tokens of one row in a pass: the position of the first token, and the number of tokens.
+/// The position of a row's tokens in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The position of the row's first token in this pass.
@@ -18,21 +18,22 @@ pub struct Place {
     pub length: usize,
 }
 
-/// Reads and may change the hidden states at the places that [`Hook`] names.
+/// Reads the hidden states at the points that [`Hook`] lists, and may change them.
 pub trait StateHook {
-    /// Whether the hook needs the states at this place.
+    /// Whether the hook needs the states at `hook` in `layer`.
     fn wants(&self, layer: usize, hook: Hook) -> bool;
 
     /// Returns the replacement of `x`, `[1, T or rows, width]`. `places` has one entry per row of
-    /// the pass. In a pass that computes only last positions, the last block's `x` has one position
+    /// the pass. If the pass computes only last positions, `x` of the last block has one position
     /// per row.
     fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
 }
 
-/// Measures the time of the parts of a pass.
+/// Measures the times of the steps of a pass.
 pub trait Stopwatch {
-    /// Attributes the time since the last call to `part` of `layer`. `None` means a part outside
-    /// the blocks. `arrays` are evaluated first, so that their computation counts.
+    /// Adds the time since the last call to `part` of `layer`, or to a part outside the blocks if
+    /// `layer` is `None`. Evaluates `arrays` first, so that the time of their computation is
+    /// included.
     ///
     /// # Errors
     /// If the arrays cannot be evaluated.
@@ -55,13 +56,13 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// A pass without observers.
+    /// Creates a watch without observers.
     pub fn nothing() -> Self {
         Self::default()
     }
 
-    /// `f` receives the hidden states, `[1, T or rows, hidden]`. Index 0 is the input of the first
-    /// block; index `i + 1` is the output of block `i`.
+    /// Makes `f` receive the hidden states, `[1, T or rows, hidden]`. Index 0 is the input of the
+    /// first block; index `i + 1` is the output of block `i`.
     pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(f),
@@ -69,8 +70,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// As [`Self::states`], and `mixed` receives the residual stream between the mixer and the
-    /// feed-forward part of each block.
+    /// Sets `states` as [`Self::states`]. Also makes `mixed` receive the residual stream between
+    /// the mixer and the feed-forward part of each block.
     pub fn parts(states: &'a mut Watcher<'a>, mixed: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(states),
@@ -79,8 +80,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` receives each layer's attention weights for a row's last query: `[H, n]`, one weight per
-    /// key.
+    /// Makes `f` receive each layer's attention weights for a row's last query: `[H, n]`, one
+    /// weight per key.
     pub fn weights(f: &'a mut Watcher<'a>) -> Self {
         Self {
             weights: Some(f),
@@ -88,7 +89,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` receives the input of each layer's feed-forward part, `[1, T or rows, hidden]`.
+    /// Makes `f` receive the input of each layer's feed-forward part, `[1, T or rows, hidden]`.
     pub fn feed_forward_inputs(f: &'a mut Watcher<'a>) -> Self {
         Self {
             inputs: Some(f),
@@ -96,7 +97,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` receives the input of each layer's down matrix, `[1, T or rows, features]`.
+    /// Makes `f` receive the input of each layer's down matrix, `[1, T or rows, features]`.
     pub fn activations(f: &'a mut Watcher<'a>) -> Self {
         Self {
             activations: Some(f),
@@ -104,7 +105,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` receives each layer's queries after rotation, `[1, H, L, D]`, one row at a time.
+    /// Makes `f` receive each layer's queries after rotation, `[1, H, L, D]`, one row at a time.
     pub fn queries(f: &'a mut Watcher<'a>) -> Self {
         Self {
             queries: Some(f),
@@ -112,7 +113,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `hook` receives states and may change them.
+    /// Makes `hook` receive states, which it may change.
     pub fn hooked(hook: &'a mut dyn StateHook) -> Self {
         Self {
             hook: Some(hook),
@@ -120,14 +121,14 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Adds `hook`, if given, to the observers; it receives states and may change them.
+    /// Adds `hook`, if given, to the observers. It receives states and may change them.
     #[must_use]
     pub fn edited(mut self, hook: Option<&'a mut dyn StateHook>) -> Self {
         self.hook = hook;
         self
     }
 
-    /// `stopwatch` measures the time of the parts of the pass.
+    /// Makes `stopwatch` measure the times of the parts of the pass.
     pub fn measured(stopwatch: &'a mut dyn Stopwatch) -> Self {
         Self {
             stopwatch: Some(stopwatch),
@@ -135,13 +136,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether a stopwatch measures parts. Blocks must then not be fused.
+    /// Whether a stopwatch measures the parts of blocks. If so, blocks must not be fused.
     pub fn measures(&self) -> bool {
         self.stopwatch.is_some()
     }
 
-    /// Layers call it after a part of block `layer`, or with `None` after a part outside the
-    /// blocks.
+    /// Reports the end of a part of block `layer`, or of a part outside the blocks if `layer` is
+    /// `None`. Layers call it.
     pub fn lap(
         &mut self,
         layer: impl Into<Option<usize>>,
@@ -154,7 +155,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Announces a pass over `rows`. The caches do not yet contain the tokens of this pass.
+    /// Announces a pass over `rows`. Call it before the caches contain the tokens of this pass.
     pub fn begin(&mut self, rows: &[Row<'_>]) {
         if self.hook.is_some() {
             let place = |row: &Row<'_>| Place {
@@ -165,12 +166,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether an observer needs the states at a place.
+    /// Whether an observer needs the states at `hook` in `layer`.
     pub fn wants(&self, layer: usize, hook: Hook) -> bool {
         (self.hook.as_ref()).is_some_and(|attached| attached.wants(layer, hook))
     }
 
-    /// Passes the states `x` at a place to the hook, and returns the states after its edits.
+    /// Passes the states `x` at `hook` in `layer` to the hook, and returns the edited states.
     pub fn states_at(&mut self, layer: usize, hook: Hook, x: Array) -> Result<Array> {
         match &mut self.hook {
             Some(attached) if attached.wants(layer, hook) => {
@@ -186,14 +187,14 @@ impl<'a> Watch<'a> {
         (Hook::ALL.iter().filter(|hook| within(hook))).any(|hook| self.wants(layer, *hook))
     }
 
-    /// Makes the pass return the last hidden state, after the final norm, instead of logits.
+    /// Makes the pass return the last hidden state after the final norm, instead of logits.
     #[must_use]
     pub fn instead_of_logits(mut self) -> Self {
         self.hidden = true;
         self
     }
 
-    /// Called before the first block.
+    /// Reports the embedding, before the first block.
     pub fn saw_embedding(&mut self, x: &Array) -> Result<()> {
         match &mut self.states {
             Some(f) => f(0, x),
@@ -201,7 +202,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called after block `i`.
+    /// Reports the output of block `i`.
     pub fn saw_block(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.states {
             Some(f) => f(i + 1, x),
@@ -209,7 +210,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called after block `i` has added its mixer's output.
+    /// Reports the residual stream of block `i`, after its mixer's output was added.
     pub fn saw_mixed(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.mixed {
             Some(f) => f(i, x),
@@ -217,7 +218,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with the input of block `i`'s feed-forward part.
+    /// Reports the input of block `i`'s feed-forward part.
     pub fn saw_input(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.inputs {
             Some(f) => f(i, x),
@@ -225,7 +226,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with the input of block `i`'s down matrix.
+    /// Reports the input of block `i`'s down matrix.
     pub fn saw_activations(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.activations {
             Some(f) => f(i, x),
@@ -233,7 +234,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with the attention weights of layer `i`.
+    /// Reports the attention weights of layer `i`.
     pub fn saw_weights(&mut self, i: usize, weights: &Array) -> Result<()> {
         match &mut self.weights {
             Some(f) => f(i, weights),
@@ -241,7 +242,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with the queries of layer `i`.
+    /// Reports the queries of layer `i`.
     pub fn saw_queries(&mut self, i: usize, q: &Array) -> Result<()> {
         match &mut self.queries {
             Some(f) => f(i, q),

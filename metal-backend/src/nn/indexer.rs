@@ -1,9 +1,9 @@
 //! The indexer of sparse attention (DeepSeek-AI 2025, `DeepSeek`-V3.2): a few small heads score all
 //! earlier positions, and a query attends only to the positions with the greatest scores.
 //!
-//! The score of position `s` for the query at position `t` is the sum over the heads of
-//! `w_t relu(q_t . k_s)`. All heads share the keys. The formula's positive constants do not change
-//! the order, so they are left out.
+//! The score of position `s` for the query at position `t` is the sum over the heads of `w_t
+//! relu(q_t . k_s)`. All heads share the keys. The formula's positive constant factors are omitted,
+//! because they do not change the order.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_, zeros};
 
@@ -35,7 +35,7 @@ pub struct Indexer {
     pub count: i32,
 }
 
-/// The queries of an indexer, packed as the rows are.
+/// The queries of an indexer, for concatenated rows.
 #[derive(Debug)]
 pub struct IndexQueries {
     /// `[1, T, heads * dim]` before rotation.
@@ -45,10 +45,10 @@ pub struct IndexQueries {
 }
 
 impl Indexer {
-    /// The keys of `x` `[1, T, hidden]`, rotated at the positions of `rows`: `[1, T, dim]`.
+    /// Returns the keys of `x` `[1, T, hidden]`, rotated at the positions of `rows`: `[1, T, dim]`.
     ///
     /// # Errors
-    /// If `x` has fewer positions than its rows together.
+    /// If `x` has fewer positions than the rows together.
     pub fn keys(&self, x: &Array, rows: &[Row<'_>], layer: usize) -> Result<Array> {
         let keys = self.key_norm.forward(&self.keys.forward(x)?)?;
         let mut from = 0;
@@ -67,8 +67,8 @@ impl Indexer {
         }
     }
 
-    /// The queries of `x` `[1, T, hidden]`, whose attention queries have the low-rank input `low`
-    /// `[1, T, query rank]`.
+    /// Returns the index queries of `x` `[1, T, hidden]`. `low` `[1, T, query rank]` is the
+    /// low-rank input from which attention computes its queries.
     ///
     /// # Errors
     /// If shapes do not match.
@@ -79,8 +79,9 @@ impl Indexer {
         })
     }
 
-    /// The scores of keys `[1, 1, n, dim]` for the queries `from..to`, the first of which is at
-    /// position `place` of a sequence of `total` positions: `[1, to - from, n]` in float32.
+    /// Returns the scores of keys `[1, 1, n, dim]` for the queries `from..to`: `[1, to - from, n]`
+    /// in float32. The first of these queries is at position `place` of a sequence of `total`
+    /// positions.
     fn scores(
         &self,
         of: &IndexQueries,
@@ -107,7 +108,7 @@ impl Indexer {
         if length == 1 {
             return scored(&queries, &weights);
         }
-        // One head at a time, because the scores of all heads would need much memory.
+        // One head at a time, because the scores of all heads would need too much memory.
         let one = |head: i32| {
             let of_head = |a: &Array| a.slice_axis(1, head, head + 1);
             scored(&of_head(&queries)?, &of_head(&weights)?)
@@ -119,9 +120,9 @@ impl Indexer {
         Ok(sum)
     }
 
-    /// The positions with the greatest scores for each of the queries `from..to`, `[1, to - from,
-    /// count]`. `visible` `[to - from, n]` is whether a query may attend to a key; a query with
-    /// fewer such keys also gets others.
+    /// Returns the positions with the greatest scores for each of the queries `from..to`, `[1, to -
+    /// from, count]`. `visible` `[to - from, n]` says whether a query may attend to a key. A query
+    /// with fewer than `count` visible keys also gets invisible ones.
     ///
     /// # Errors
     /// If there are not more than `count` keys.
@@ -151,7 +152,8 @@ impl Indexer {
     }
 }
 
-/// Boolean `[1, L, n]`: whether each of `n` keys is among the selected `ids` `[1, L, count]`.
+/// Returns a boolean array `[1, L, n]`: whether each of `n` keys is among the selected `ids` `[1,
+/// L, count]`.
 ///
 /// # Errors
 /// If memory runs out.
@@ -166,7 +168,7 @@ mod tests {
     use crate::checkpoint::config::RopeConfig;
     use crate::exec::Weight;
 
-    /// An indexer with one head of two elements, whose projections are identities.
+    /// Returns an indexer with one head of two elements, whose projections are identities.
     fn identity(count: i32) -> Indexer {
         let eye = || {
             let weight = Array::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[2, 2]).unwrap();
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn the_greatest_scores_are_selected_among_visible_keys() {
         let indexer = identity(2);
-        // At position 0 nothing rotates.
+        // At position 0, the rotation changes nothing.
         let x = Array::from_slice(&[1.0f32, 0.5], &[1, 1, 2]).unwrap();
         let queries = indexer.queries(&x, &x).unwrap();
         let keys = [1.0f32, 0.0, -3.0, 0.0, 2.0, 0.0, 3.0, 0.0];

@@ -1,7 +1,8 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434). The keys and values of all
 //! heads are projections of one latent vector per position, and the cache stores only this vector.
-//! The layer does not expand the cache: it applies the expansion matrices to queries and results.
-//! So the layer becomes attention of many query heads with one key head, which our kernels compute.
+//! The layer does not expand the cache. Instead, it applies the expansion matrices to queries and
+//! results. The layer is then attention of many query heads with one key head, which our kernels
+//! compute.
 
 use mlx_rs_core::{Array, Result, concatenate, zeros};
 
@@ -55,23 +56,23 @@ pub struct LatentAttention {
     pub rotated: i32,
     /// Elements of a value head.
     pub values: i32,
-    /// The indexer of sparse attention (`DeepSeek` V3.2). Its keys are the last elements of the
-    /// cached keys.
+    /// The indexer of sparse attention (`DeepSeek` V3.2). Its keys are stored as the last elements
+    /// of the cached keys.
     pub indexer: Option<Indexer>,
     /// Attention with one key head of `rotated + rank` elements, whose first `rotated` elements
-    /// rotate. The keys of an indexer follow. Its output matrix is the layer's output matrix,
-    /// `[heads * values] -> [hidden]`. Its other matrices are absent.
+    /// rotate. The keys of the indexer, if there is one, follow. Its output matrix is the layer's
+    /// output matrix, `[heads * values] -> [hidden]`. Its other matrices are absent.
     pub core: Attention,
 }
 
 impl LatentAttention {
-    /// The size of the latent vector in elements.
+    /// Returns the number of elements of the latent vector.
     fn rank(&self) -> i32 {
         let marks = self.indexer.as_ref().map_or(0, |indexer| indexer.dim);
         self.core.head_dim - self.rotated - marks
     }
 
-    /// The input of the last projection of queries, `[1, T, query rank]`.
+    /// Returns the input of the last projection of queries, `[1, T, query rank]`.
     fn query_input(&self, x: &Array) -> Result<Array> {
         match &self.queries {
             LatentQueries::Direct(_) => Ok(x.clone()),
@@ -79,8 +80,8 @@ impl LatentAttention {
         }
     }
 
-    /// Queries `[1, T, heads * head_dim]` before rotation, from the input of their last projection.
-    /// At the place of an indexer's keys, queries are zero.
+    /// Returns queries `[1, T, heads * head_dim]` before rotation, from the input of their last
+    /// projection. The elements that correspond to an indexer's keys are zero.
     fn queries(&self, input: &Array) -> Result<Array> {
         let q = match &self.queries {
             LatentQueries::Direct(linear) => linear.forward(input)?,
@@ -102,7 +103,7 @@ impl LatentAttention {
         queries.reshape(&[1, length, width])
     }
 
-    /// The key of each position `[1, T, rotated + rank]` before rotation.
+    /// Returns the key of each position `[1, T, rotated + rank]` before rotation.
     fn keys(&self, x: &Array) -> Result<Array> {
         let both = self.kv_down.forward(x)?;
         let rank = self.rank();
@@ -111,8 +112,8 @@ impl LatentAttention {
         concatenate(&[&both.slice_axis(-1, rank, all)?, &short], -1)
     }
 
-    /// Values `[1, T, heads * values]`, computed from the heads' latent outputs `[1, T, heads *
-    /// (rotated + rank)]`.
+    /// Returns values `[1, T, heads * values]`, computed from the heads' latent outputs `[1, T,
+    /// heads * (rotated + rank)]`.
     fn expanded(&self, attended: &Array) -> Result<Array> {
         let (length, heads, all) = (attended.dim(1)?, self.core.n_heads, self.core.head_dim);
         let attended = attended.reshape(&[1, length, heads, all])?;
@@ -121,8 +122,8 @@ impl LatentAttention {
         values.reshape(&[1, length, heads * self.values])
     }
 
-    /// The attention output of queries `[1, T or rows, heads * head_dim]` before rotation, where
-    /// each query attends only to the keys that the indexer selects.
+    /// Returns the attention output of queries `[1, T or rows, heads * head_dim]` before rotation.
+    /// Each query attends only to the keys that the indexer selects.
     fn attend_selected(
         &self,
         (indexer, marks): (&Indexer, &IndexQueries),
@@ -151,7 +152,7 @@ impl LatentAttention {
                 let (keys, values) = (view.keys.plain(&q)?, view.values.plain(&q)?);
                 let keys_of_index = keys.slice_axis(-1, first_mark, core.head_dim)?;
                 let range = (from, to);
-                // A single query may attend to all stored keys.
+                // A single query may attend to all stored keys, so it needs no mask.
                 let seen = match left {
                     1 => None,
                     _ => {
@@ -204,7 +205,8 @@ impl Mixer for LatentAttention {
             keys = concatenate(&[&keys, &indexer.keys(&x, rows, layer)?], -1)?;
         }
         let end = furthest(rows);
-        // Up to the indexer's number of positions, a query attends to all.
+        // With at most `count` positions, a query attends to all of them, so the indexer is not
+        // needed.
         let indexer = self
             .indexer
             .as_ref()
@@ -223,8 +225,8 @@ impl Mixer for LatentAttention {
         let heads = self.core.heads_for_kernels(end)?;
         let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some((heads, precomputed)) => {
-                // The values are the keys before rotation. `expanded` drops the rotated part of the
-                // result.
+                // The keys before rotation also serve as values; `expanded` drops the elements of
+                // the result that belong to the rotated part.
                 let packed =
                     concatenate(&[&self.queries(&self.query_input(&x)?)?, &keys, &keys], -1)?;
                 (self.core).attend_packed((&heads, precomputed), &packed, rows, layer, positions)?

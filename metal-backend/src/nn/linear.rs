@@ -17,13 +17,14 @@ pub struct Linear {
     /// The slot through which the bias can be trained.
     bias_slot: Option<SlotView>,
     outputs: i32,
-    /// The processes that share the inputs, if this process has only some inputs. Their partial
-    /// products are summed before the bias is added.
+    /// The processes among which the inputs are divided; `None` if this process has all inputs.
+    /// Their partial products are summed before the bias is added.
     summed_over: Option<Group>,
 }
 
 impl Linear {
-    /// Creates a layer from a weight `[out, in]` and an optional bias `[out]`. `on_cpu`: for a CPU.
+    /// Creates a layer from a weight `[out, in]` and an optional bias `[out]`. `on_cpu` says
+    /// whether a CPU computes the layer.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             outputs: weight.shape().first().copied().unwrap_or(0),
@@ -35,7 +36,7 @@ impl Linear {
         })
     }
 
-    /// A layer that is not loaded in this process, because other processes compute it.
+    /// Creates a layer that is not loaded in this process, because other processes compute it.
     #[must_use]
     pub fn absent() -> Self {
         Self {
@@ -48,10 +49,10 @@ impl Linear {
         }
     }
 
-    /// The layer with its matrix in the layout of [`Matrix::into_columns`].
+    /// Converts the matrix to the layout of [`Matrix::into_columns`].
     ///
     /// # Errors
-    /// As [`Matrix::into_columns`].
+    /// The errors of [`Matrix::into_columns`].
     pub fn into_columns(self) -> Result<Self> {
         Ok(Self {
             matrix: self.matrix.into_columns()?,
@@ -59,7 +60,7 @@ impl Linear {
         })
     }
 
-    /// The number of outputs; 0 if the layer is not loaded.
+    /// Returns the number of outputs; 0 if the layer is not loaded.
     pub fn outputs(&self) -> i32 {
         self.outputs
     }
@@ -83,7 +84,7 @@ impl Linear {
         self
     }
 
-    /// Sets the processes that share the inputs. The partial outputs of these processes are summed.
+    /// Sets the processes among which the inputs are divided. Their partial outputs are summed.
     #[must_use]
     pub fn summed_over(mut self, group: Option<Group>) -> Self {
         self.summed_over = group;
@@ -96,10 +97,10 @@ impl Linear {
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// The layer's own weights `[out, in]` in float32, without an adapter.
+    /// Returns the layer's weights `[out, in]` in float32, without an adapter.
     ///
     /// # Errors
-    /// If the layer is not loaded, this process has only a part of the layer, or memory runs out.
+    /// If the layer is not loaded, this process has only a slice of it, or memory runs out.
     pub fn dense(&self) -> Result<Array> {
         if self.summed_over.is_some() {
             let message = "this process has a part of the matrix only";
@@ -108,14 +109,14 @@ impl Linear {
         self.matrix.dense()
     }
 
-    /// The matrix and bias for kernels. `None` if the layer has an adapter, has only some of the
-    /// inputs, or is not loaded.
+    /// Returns the matrix and bias for kernels. `None` if the layer has an adapter, its inputs are
+    /// divided among processes, or it is not loaded.
     pub fn part(&self) -> Option<Part<'_>> {
         (self.is_loaded() && !self.is_adapted() && self.summed_over.is_none())
             .then_some((&self.matrix, self.bias.as_ref()))
     }
 
-    /// `[.., in] -> [.., out]`.
+    /// Maps `[.., in]` to `[.., out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if let Some(slot) = &self.slot {
             slot.observe(x, None)?;
@@ -155,7 +156,7 @@ impl Linear {
         }
     }
 
-    /// The `k` greatest outputs for each row of `x` `[.., in]`, as in [`exec::greatest`].
+    /// Returns the `k` greatest outputs for each row of `x` `[.., in]`, as [`exec::greatest`].
     pub fn greatest(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
         if adapter::differentiated() {
             return Ok(None);
@@ -163,12 +164,12 @@ impl Linear {
         exec::greatest(self.part(), spec(None), x, k)
     }
 
-    /// `x W^T`, without bias and adapter.
+    /// Computes `x W^T`, without bias and adapter.
     fn product(&self, x: &Array) -> Result<Array> {
         self.matrix.product(x, adapter::differentiated())
     }
 
-    /// `forward(norm(x)) + add`: `[.., in] -> [.., out]`. Both `norm` and `add` are optional.
+    /// Computes `forward(norm(x)) + add`: `[.., in] -> [.., out]`. `norm` and `add` are optional.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -188,8 +189,8 @@ impl Linear {
 }
 
 /// Computes several layers of the same input, after a norm, as one operation ([`exec::project`]).
-/// `None` if the kernels do not support the layers. Outputs are concatenated along the last axis,
-/// unless `then` combines two of them.
+/// Concatenates outputs along the last axis, unless `then` combines two of them. Returns `None` if
+/// the kernels do not support the layers.
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,

@@ -1,7 +1,7 @@
 //! The layer of Mamba (Gu and Dao 2023, arXiv:2312.00752): a projection to inputs and gates, a
-//! convolution over the inputs, and a recurrence. Step size, input map and output map of the
-//! recurrence depend on the inputs. Each channel has its own state, and each element of the state
-//! has its own decay.
+//! convolution over the inputs, and a recurrence. The recurrence's step size, input map (B) and
+//! output map (C) depend on the inputs. Each channel has its own state, and each element of the
+//! state has its own decay.
 //!
 //! ```text
 //! S = exp(step A) S + (step x) B
@@ -40,7 +40,7 @@ pub struct Mamba {
     pub x_proj: Linear,
     /// Norms of the low-rank step, B and C (Falcon-Mamba, Jamba).
     pub norms: Option<[Norm; 3]>,
-    /// `[rank] -> [inner]`: the low-rank step to the step of each channel.
+    /// `[rank] -> [inner]`: maps the low-rank step to the step of each channel.
     pub dt_proj: Linear,
     /// Negative decay rates, `[inner, state]` in float32.
     pub rates: Array,
@@ -68,8 +68,8 @@ pub struct MambaShape {
 }
 
 impl MambaShape {
-    /// The layout of a row's state in float32: the last inputs of the convolution, and the state of
-    /// each channel.
+    /// Returns the layout of a row's state in float32: the last inputs of the convolution, and the
+    /// state of each channel.
     pub fn layout(&self) -> Arc<StateLayout> {
         StateLayout::new(
             "selective",
@@ -95,7 +95,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// Positions `from..to`.
+    /// Returns positions `from..to`.
     fn part(&self, from: i32, to: i32) -> Result<Self> {
         Ok(Self {
             x: self.x.slice_axis(1, from, to)?,
@@ -107,8 +107,8 @@ impl Inputs {
 }
 
 /// Computes the recurrence from the state `before` `[R, inner, state]`, in chunks of `size`
-/// positions. Returns outputs `[R, L, inner]` without the skip, and the state after the last
-/// position.
+/// positions. Returns the outputs `[R, L, inner]` without the skip term, and the state after the
+/// last position.
 fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
     let mut state = before.clone();
@@ -125,8 +125,9 @@ fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Ar
     }
 }
 
-/// [`scan`] of one chunk. A position's state is a linear map of the state before the chunk. A
-/// parallel prefix scan composes the maps at distances `1, 2, 4, ..` (Hillis and Steele 1986).
+/// Computes [`scan`] for one chunk. Each position's state is a linear map of the state before the
+/// chunk. A parallel prefix scan composes these maps at distances `1, 2, 4, ..` (Hillis and Steele
+/// 1986).
 fn scan_chunk(inputs: &Inputs, rates: &Array, before: &Array) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
     let steps = softplus(&inputs.steps, adapter::differentiated())?;
@@ -166,7 +167,7 @@ impl Mixer for Mamba {
             inner, state, rank, ..
         } = self.shape;
         let wide = self.in_proj.forward_from(norm, x, None)?; // [1, T, 2 * inner]
-        // The state is float32, so the recurrence is too.
+        // The state is float32, so the recurrence is float32, too.
         let mixed = wide.slice_axis(-1, 0, inner)?.astype(Dtype::Float32)?;
         let gate = positions.of(&wide.slice_axis(-1, inner, 2 * inner)?, &lengths)?;
         let outputs = over_rows(rows, layer, &self.layout, |span, before| {
@@ -226,7 +227,7 @@ mod tests {
         (0..n).map(value).collect()
     }
 
-    /// The definition in float64. Returns the outputs and the last state.
+    /// Computes the definition in float64. Returns the outputs and the last state.
     fn defined(length: usize, all: &[Vec<f32>; 6]) -> (Vec<f64>, Vec<f64>) {
         let [x, steps, written, read, rates, before] = all
             .each_ref()

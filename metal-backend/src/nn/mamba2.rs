@@ -49,7 +49,7 @@ pub struct Mamba2 {
     pub layout: Arc<StateLayout>,
 }
 
-/// The gate, and the norm if any, between the heads and the output projection.
+/// The gate between the heads and the output projection, with an optional norm.
 #[derive(Debug)]
 pub enum GatedNorm {
     /// A gate without a norm.
@@ -67,7 +67,7 @@ pub enum GatedNorm {
 
 impl GatedNorm {
     /// Applies gate and norm to `x` and `gate`, both `[1, T, inner]` in float32. The result has the
-    /// same shape as `x`.
+    /// shape of `x`.
     fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
         let differentiated = adapter::differentiated();
         match self {
@@ -110,18 +110,18 @@ pub struct Mamba2Shape {
 }
 
 impl Mamba2Shape {
-    /// Total elements of all heads.
+    /// Returns the number of elements of all heads.
     pub fn inner(&self) -> i32 {
         self.heads * self.dim
     }
 
-    /// Channels of the convolution: inputs, B and C.
+    /// Returns the channels of the convolution: inputs, B and C.
     pub fn channels(&self) -> i32 {
         self.inner() + 2 * self.groups * self.state
     }
 
-    /// The layout of a row's state in float32: the last inputs of the convolution, and a matrix per
-    /// head.
+    /// Returns the layout of a row's state in float32: the last inputs of the convolution, and one
+    /// matrix per head.
     pub fn layout(&self) -> Arc<StateLayout> {
         StateLayout::new(
             "ssd",
@@ -183,7 +183,7 @@ impl Mixer for Mamba2 {
         }
         let cut = |from: i32, width: i32| wide.slice_axis(-1, from, from + width);
         let gate = positions.of(&cut(0, inner)?, &lengths)?;
-        // The state is float32, so the recurrence is too.
+        // The state is float32, so the recurrence is float32, too.
         let mixed = cut(inner, channels)?.astype(Dtype::Float32)?;
         let (least, most) = shape.step_limit;
         let steps = cut(inner + channels, shape.heads)?.astype(Dtype::Float32)?;

@@ -1,5 +1,5 @@
 //! The mixer of a decoder block: attention or a recurrent layer. Blocks are generic over the mixer
-//! (`arch/stack.rs`), and each mixer defines the state that it keeps.
+//! (`arch/stack.rs`), and each mixer defines its state.
 
 use mlx_rs_core::{Array, Result};
 
@@ -10,12 +10,12 @@ use crate::cache::{CacheOptions, LayerState, Row, Switch};
 
 /// The part of a decoder block in which a position reads earlier positions.
 pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
-    /// Maps `x` `[1, T, hidden]`, after `norm` if given, to `[1, T or rows, hidden]`. `x` packs
-    /// rows one after another; rows do not attend to each other. The states of `layer` advance by
-    /// all positions of their rows. If `add` is given, the result is added to `x`.
+    /// Maps `x` `[1, T, hidden]`, after `norm` if given, to `[1, T or rows, hidden]`. `x`
+    /// concatenates rows; rows do not attend to each other. The states of `layer` advance by all
+    /// positions of their rows. If `add` is set, adds the result to `x`.
     ///
-    /// A row whose state has another kind begins with an empty state. An example is the cache
-    /// without storage, which training uses.
+    /// If a row's state has another kind, such as the cache without storage in training, the row
+    /// begins with an empty state.
     fn forward(
         &self,
         input: (&Array, Option<&Norm>, bool),
@@ -25,16 +25,16 @@ pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
         watch: &mut Watch<'_>,
     ) -> Result<Array>;
 
-    /// The empty state of one row.
+    /// Creates the empty state of one row.
     fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState>;
 
-    /// How the layer's rotation depends on the length of a sequence; `None` if it does not.
+    /// Returns how the layer's rotation depends on the length of a sequence; `None` if it does not.
     fn switch(&self) -> Option<Switch> {
         None
     }
 
-    /// The mixer as attention, if it is attention. Our kernels can fuse the whole block of an
-    /// attention.
+    /// Returns the mixer as attention, if it is attention. Our kernels can fuse complete blocks
+    /// with attention.
     fn as_attention(&self) -> Option<&Attention> {
         None
     }
@@ -68,7 +68,7 @@ impl Mixer for Attention {
     }
 }
 
-/// Mixers of different kinds in one decoder.
+/// Allows mixers of different kinds in one decoder.
 impl Mixer for Box<dyn Mixer> {
     fn forward(
         &self,

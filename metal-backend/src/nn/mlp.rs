@@ -6,7 +6,7 @@ use super::linear::{Linear, project};
 use super::norm::{Norm, through};
 use crate::exec::{Activation, Epilogue, ExpertGate};
 
-/// `down(act(gate(x)) * up(x))` (SwiGLU and variants, Shazeer 2020).
+/// A gated feed-forward block: `down(act(gate(x)) * up(x))` (SwiGLU and variants, Shazeer 2020).
 #[derive(Debug, Clone)]
 pub struct GatedMlp {
     /// `[hidden] -> [intermediate]`, before the activation.
@@ -20,12 +20,12 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(None, x, None)
     }
 
-    /// `forward(norm(x)) + add`. Both `norm` and `add` are optional.
+    /// Computes `forward(norm(x)) + add`. `norm` and `add` are optional.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -36,14 +36,14 @@ impl GatedMlp {
         self.down.forward_from(None, &y, add)
     }
 
-    /// Whether an adapter changes one of its matrices.
+    /// Whether an adapter changes one of the block's matrices.
     pub fn is_adapted(&self) -> bool {
         [&self.gate, &self.up, &self.down]
             .into_iter()
             .any(Linear::is_adapted)
     }
 
-    /// The input of the down projection, `[.., intermediate]`.
+    /// Returns the input of the down projection, `[.., intermediate]`.
     pub fn activations(&self, norm: Option<&Norm>, x: &Array) -> Result<Array> {
         let gate = Epilogue::Gate(self.activation);
         if let Some(y) = project(&[&self.gate, &self.up], norm, gate, x)? {
@@ -55,10 +55,11 @@ impl GatedMlp {
     }
 }
 
-/// A gated feed-forward part with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
+/// A gated feed-forward block with factors `d` and `g`: `d * down(act(g * gate(x)) * up(x))`
+/// (Falcon-H1).
 #[derive(Debug, Clone)]
 pub struct ScaledMlp {
-    /// The gated feed-forward part without factors.
+    /// The gated feed-forward block without factors.
     pub mlp: GatedMlp,
     /// The factor on the gate, before the activation function.
     pub gate: Array,
@@ -67,13 +68,13 @@ pub struct ScaledMlp {
 }
 
 impl ScaledMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let y = self.activations(x)?;
         self.mlp.down.forward(&y)?.multiply(&self.down)
     }
 
-    /// The input of the down projection, `[.., intermediate]`.
+    /// Returns the input of the down projection, `[.., intermediate]`.
     pub fn activations(&self, x: &Array) -> Result<Array> {
         let GatedMlp {
             gate,
@@ -86,22 +87,23 @@ impl ScaledMlp {
     }
 }
 
-/// A gated feed-forward part whose gate has limits: `down(gate(gate(x), up(x)))` (Step 3.5).
+/// A gated feed-forward block that limits `act(gate(x))` and `up(x)` before their product (Step
+/// 3.5).
 #[derive(Debug, Clone)]
 pub struct LimitedMlp {
-    /// The gated feed-forward part without limits.
+    /// The gated feed-forward block without limits.
     pub mlp: GatedMlp,
-    /// The limit of both factors of the gate.
+    /// The limit of both factors; see [`ExpertGate::Limited`].
     pub limit: f32,
 }
 
 impl LimitedMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.mlp.down.forward(&self.activations(x)?)
     }
 
-    /// The input of the down projection, `[.., intermediate]`.
+    /// Returns the input of the down projection, `[.., intermediate]`.
     pub fn activations(&self, x: &Array) -> Result<Array> {
         let gate = ExpertGate::Limited {
             activation: self.mlp.activation,
@@ -111,7 +113,7 @@ impl LimitedMlp {
     }
 }
 
-/// `down(act(up(x)))`.
+/// A feed-forward block without a gate: `down(act(up(x)))`.
 #[derive(Debug, Clone)]
 pub struct Mlp {
     /// `[hidden] -> [intermediate]`.
@@ -123,17 +125,17 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Whether an adapter changes one of its matrices.
+    /// Whether an adapter changes one of the block's matrices.
     pub fn is_adapted(&self) -> bool {
         self.up.is_adapted() || self.down.is_adapted()
     }
 
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(x, None)
     }
 
-    /// `forward(x) + add`; `add` is optional.
+    /// Computes `forward(x) + add`; `add` is optional.
     pub fn forward_from(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
         let activate = Epilogue::Activate(self.activation);
         let y = match project(&[&self.up], None, activate, x)? {

@@ -1,6 +1,6 @@
-//! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427).
-//! It has projections, soft-capped gates, the recurrence, a norm for each head, and an output gate.
-//! A kernel or `mlstm_cell.rs` computes the recurrence.
+//! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427):
+//! projections, soft-capped gates, the recurrence, a norm of each head, and an output gate. A
+//! kernel or `mlstm_cell.rs` computes the recurrence.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ pub struct MlstmShape {
 }
 
 impl MlstmShape {
-    /// The state of a row in this layer: `C`, `n` and `m`, in float32.
+    /// Returns the layout of a row's state in this layer: `C`, `n` and `m`, in float32.
     pub fn layout(&self) -> Arc<StateLayout> {
         let (h, dk, dv) = (self.heads, self.qk_dim, self.v_dim);
         StateLayout::new(
@@ -78,8 +78,8 @@ impl MlstmShape {
         )
     }
 
-    /// The output widths of the projections, in this order: queries, keys, values, output gates,
-    /// input gates, forget gates.
+    /// Returns the output widths of the projections: queries, keys, values, output gates, input
+    /// gates, forget gates.
     fn widths(&self) -> [i32; 6] {
         let (qk, v) = (self.heads * self.qk_dim, self.heads * self.v_dim);
         [qk, qk, v, v, self.heads, self.heads]
@@ -101,7 +101,7 @@ impl MlstmShape {
         }
     }
 
-    /// Applies the cap to a gate.
+    /// Applies the cap to a gate, if there is a cap.
     fn capped(&self, gate: &Array) -> Result<Array> {
         match self.gate_cap {
             None => Ok(gate.clone()),
@@ -146,10 +146,10 @@ impl MlstmShape {
 type Scanned = (Array, Vec<Array>);
 
 impl Mlstm {
-    /// The queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`, each
-    /// `[1, T, width]`.
+    /// Computes queries, keys, values, output gates, input gates and forget gates of `x` `[1, T,
+    /// hidden]`, each `[1, T, width]`.
     fn projected(&self, x: &Array, norm: Option<&Norm>) -> Result<[Array; 6]> {
-        // The kernels fuse at most four matrices per operation.
+        // The kernels fuse at most four matrices per operation, so there are two operations.
         let wide = [&self.q_proj, &self.k_proj, &self.v_proj, &self.output_gate];
         let narrow = [&self.input_gate, &self.forget_gate];
         if x.dtype() == Dtype::Float32
@@ -193,8 +193,8 @@ impl Mixer for Mlstm {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let [q, k, v, out, i, f] = self.projected(x, norm)?;
-        // The state is float32, so the recurrence is too. Gates are logarithms, and 16-bit floats
-        // have too little precision for logarithms.
+        // The state is float32, so the recurrence is float32, too. Gates are logarithms, for which
+        // 16-bit floats have too little precision.
         let wide = |a: Array| a.astype(Dtype::Float32);
         let (q, k, v, i, f) = (wide(q)?, wide(k)?, wide(v)?, wide(i)?, wide(f)?);
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {

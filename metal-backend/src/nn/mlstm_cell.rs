@@ -1,6 +1,6 @@
 //! The mLSTM recurrence (Beck et al. 2024, arXiv:2405.04517, section 2.3; stabilized as in xLSTM
 //! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates. It runs as single steps or
-//! over chunks of positions; both have equal results. This file has plain float32 operations;
+//! over chunks of positions, with equal results. This file uses plain float32 operations;
 //! `mlstm.rs` has projections and norms.
 //!
 //! With `f = logsigmoid(forget gate)` and the input gate `i`, both logarithms:
@@ -17,8 +17,8 @@
 use mlx_rs_core::kernel::{MlstmInputs, MlstmMemory, mlstm};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
 
-/// The minimum `m` for which `exp(-m)` is computed. A smaller `m` would overflow the denominator;
-/// the output is zero there anyway, so clamping `m` does not change the output.
+/// The minimum `m` for which `exp(-m)` is computed. A smaller `m` would overflow the denominator.
+/// The output is zero there in any case, so limiting `m` does not change it.
 const LEAST_M: f32 = -80.0;
 
 /// The inputs of the recurrence: `R` rows, `H` heads, `L` positions.
@@ -50,7 +50,7 @@ pub struct Memory {
 impl TryFrom<Vec<Array>> for Memory {
     type Error = Error;
 
-    /// Builds the memory from the parts of a state, in their order.
+    /// Builds the memory from the arrays of a state, in their order.
     fn try_from(parts: Vec<Array>) -> Result<Self> {
         let [c, n, m] = <[Array; 3]>::try_from(parts)
             .map_err(|_| Error::new(ErrorKind::Value, "mlstm", "a state has three parts"))?;
@@ -62,12 +62,12 @@ fn scalar(value: f32) -> Result<Array> {
     Array::scalar(value)
 }
 
-/// `-log(1 + exp(-x))`, in a form that stays precise where the sigmoid is near 0 or 1.
+/// Computes `-log(1 + exp(-x))`, in a form that is precise even if the sigmoid is near 0 or 1.
 pub fn log_sigmoid(x: &Array) -> Result<Array> {
     scalar(0.0)?.logaddexp(&x.negative()?)?.negative()
 }
 
-/// `max(|dot|, exp(-m)) + eps`.
+/// Computes `max(|dot|, exp(-m)) + eps`.
 fn denominator(dot: &Array, m: &Array, eps: f32) -> Result<Array> {
     let least = m.maximum(&scalar(LEAST_M)?)?.negative()?.exp()?;
     dot.abs()?.maximum(&least)?.add(&scalar(eps)?)
@@ -83,7 +83,7 @@ pub fn scan_on_gpu(
     chunk: i32,
     eps: f32,
 ) -> Result<(Array, Memory)> {
-    // The kernels have rows and heads as one axis.
+    // The kernels use one axis for rows and heads.
     let [rows, heads, length] = [inputs.f.dim(0)?, inputs.f.dim(1)?, inputs.f.dim(2)?];
     let flat = |a: &Array| a.flatten(0, 1);
     let (q, k, v) = (flat(&inputs.q)?, flat(&inputs.k)?, flat(&inputs.v)?);
@@ -114,7 +114,7 @@ pub fn scan_on_gpu(
     Ok((apart(&h)?, memory))
 }
 
-/// Computes one position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
+/// Computes one position (`L` is 1). Returns the output `[R, H, 1, DV]` and the memory after it.
 pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let decayed = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
@@ -133,15 +133,16 @@ pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory
     Ok((h, Memory { c, n, m }))
 }
 
-/// Computes all `L` positions at once: attention within the chunk, and one update of the memory.
+/// Computes all `L` positions as one chunk: attention in the chunk, and one update of the memory.
 /// Returns the outputs `[R, H, L, DV]` and the memory after the last position.
 pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let length = f.dim(-1)?;
     let causal = tri(length, length, 0, Dtype::Bool)?;
     let before = tri(length, length, -1, Dtype::Float32)?;
-    // [t, s]: the logarithm of the fraction of the write at s that remains at t: the sum of f over
-    // s+1..=t. It is summed directly, because a difference of two long sums loses precision.
+    // `decay[t, s]` is the logarithm of the fraction of the write at s that remains at t: the sum
+    // of f over s+1..=t. This sum is computed directly, because a difference of two long sums would
+    // lose precision.
     let decay = f
         .expand_dims(-1)?
         .multiply(&before)?
@@ -166,7 +167,7 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
         .add(&scores.matmul(v)?)?
         .divide(&denominator(&dot, &column, eps)?)?;
 
-    // The memory after the chunk weights each position's write as the last position does.
+    // In the memory after the chunk, each write has the same weight as at the last position.
     let last = |a: &Array, axis: i32| a.slice_axis(axis, length - 1, length)?.squeeze_axis(axis);
     let decayed = last(&from_memory, -1)?; // [R, H]
     let added = last(&decay, -2)?.add(i)?; // [R, H, L]
@@ -182,8 +183,8 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
     Ok((h, Memory { c, n, m }))
 }
 
-/// Computes any number of positions in chunks of `size`; the last chunk may be shorter. Single
-/// positions use [`step`].
+/// Computes any number of positions in chunks of `size`; the last chunk may be shorter. A single
+/// position uses [`step`].
 pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Array, Memory)> {
     let length = inputs.f.dim(-1)?;
     let mut memory = memory;
@@ -213,7 +214,7 @@ pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Arr
 }
 
 impl Inputs {
-    /// The positions `from..to`.
+    /// Returns the positions `from..to`.
     fn range(&self, from: i32, to: i32) -> Result<Self> {
         let cut = |a: &Array| a.slice_axis(2, from, to);
         Ok(Self {

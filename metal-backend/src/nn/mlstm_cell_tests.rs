@@ -1,4 +1,4 @@
-//! Tests the mLSTM recurrence against its definition: loops in float64, one position after another.
+//! Tests the mLSTM recurrence against its definition: loops in float64, position by position.
 
 use mlx_rs_core::{eval, zeros};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ impl Case {
         self.i.len() / self.heads
     }
 
-    /// The values of the case as arrays: heads `[1, H, L, D]`, gates `[1, H, L]`.
+    /// Returns the values of the case as arrays: heads `[1, H, L, D]`, gates `[1, H, L]`.
     fn inputs(&self) -> Inputs {
         let (h, l) = (self.heads as i32, self.length() as i32);
         let wide = |a: &[f32], d: usize| Array::from_slice(a, &[1, h, l, d as i32]).unwrap();
@@ -49,9 +49,9 @@ impl Case {
         }
     }
 
-    /// The definition. Returns the outputs, and the error of each output under relative rounding
-    /// errors of 1e-6. Where terms cancel in numerator or denominator, this error exceeds 1e-6 of
-    /// the output.
+    /// Computes the definition. Returns the outputs, and the error of each output under relative
+    /// rounding errors of 1e-6. If terms cancel in numerator or denominator, this error exceeds
+    /// 1e-6 of the output.
     fn defined(&self) -> (Vec<f64>, Vec<f64>) {
         let (l, dk, dv) = (self.length(), self.dk, self.dv);
         let (mut out, mut unsure) = (Vec::new(), Vec::new());
@@ -96,8 +96,8 @@ impl Case {
         (out, unsure)
     }
 
-    /// The greatest difference between `h` `[1, H, L, DV]` and the definition, in units of the
-    /// rounding error.
+    /// Returns the greatest difference between `h` `[1, H, L, DV]` and the definition, in units of
+    /// the rounding error.
     fn distance(&self, h: &Array) -> f64 {
         let (defined, unsure) = self.defined();
         let actual = h.to_vec::<f32>().unwrap();
@@ -159,7 +159,7 @@ proptest! {
         let case = case((heads, length, dk, dv), seed, |x| x * spread);
         let (h, _) = scan(&case.inputs(), case.empty(), chunk, EPS).unwrap();
         let off = case.distance(&h);
-        // Exponents of up to 200 have an absolute rounding error of about 1e-5.
+        // Exponents up to 200 have an absolute rounding error of about 1e-5.
         prop_assert!(off < 1e-5 * f64::from(spread.max(4.0)), "{off}");
     }
 }
@@ -172,7 +172,7 @@ fn gates_at_their_extremes_give_numbers() {
             let mut case = case((2, 33, 4, 6), (a * 3 + b) as u64, |x| x);
             case.i.fill(i);
             case.f.fill(f);
-            // In the mixed case, every third gate has one of the other extreme values.
+            // In the mixed case, every third gate has another extreme value.
             let mut mixed = case.clone();
             for (at, gate) in mixed.i.iter_mut().chain(&mut mixed.f).enumerate() {
                 if at % 3 == 0 {
@@ -247,7 +247,8 @@ fn cutting_a_sequence_anywhere_changes_nothing() {
 }
 
 /// Compares each gradient of a weighted sum of the outputs with finite differences of the
-/// definition. Queries and keys are positive, so no denominator is at the kink of its maximum.
+/// definition. Queries and keys are positive, so no denominator is at the point where its maximum
+/// is not differentiable.
 #[test]
 fn gradients_are_slopes_of_the_definition() {
     let mut case = case((1, 11, 3, 2), 5, |x| x * 2.0);

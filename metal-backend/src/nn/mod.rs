@@ -1,5 +1,5 @@
 //! Layers that model architectures share: weights and their computation. `loader/` reads files, and
-//! `cache/` keeps the state between forward passes.
+//! `cache/` stores the state between forward passes.
 
 pub mod adapter;
 pub mod attention;

@@ -1,5 +1,6 @@
 //! Mixtures of experts (Shazeer et al. 2017). A router assigns each token to a few of many
-//! feed-forward blocks. The matrices of all blocks are stacked, and products select them by index.
+//! feed-forward blocks. Each matrix is stacked over all blocks, and products select the experts by
+//! index.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Result, ones};
@@ -10,10 +11,10 @@ use super::linear::Linear;
 use super::mlp::{GatedMlp, LimitedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, PrefillInputs, Weight, expert_block};
 
-/// From this number of rows on, rows are sorted by expert, so that each matrix is read once.
+/// The number of rows from which rows are sorted by expert, so that each matrix is read only once.
 const WORTH_SORTING: usize = 64;
 
-/// The corresponding matrices of all experts, as one stack.
+/// One matrix of all experts, as a stack.
 #[derive(Debug, Clone)]
 pub struct ExpertLinear {
     matrix: ExpertMatrix,
@@ -21,7 +22,7 @@ pub struct ExpertLinear {
     bias: Option<Array>,
     /// The slot for adapters.
     slot: Option<SlotView>,
-    /// The processes that share the inputs, if this process has only some inputs.
+    /// The processes among which the inputs are divided; `None` if this process has all inputs.
     summed_over: Option<Group>,
 }
 
@@ -44,7 +45,8 @@ impl ExpertLinear {
         self
     }
 
-    /// Sets the processes that share the inputs. The caller must sum the outputs over them.
+    /// Sets the processes among which the inputs are divided. The caller must sum the outputs over
+    /// them.
     #[must_use]
     pub fn summed_over(mut self, group: Group) -> Self {
         self.summed_over = Some(group);
@@ -58,12 +60,13 @@ impl ExpertLinear {
         self
     }
 
-    /// The stack `[experts, out, in]` as a weight that shares memory with the layer.
+    /// Returns the stack `[experts, out, in]` as a weight that shares memory with the layer.
     pub fn weight(&self) -> Result<Weight> {
         self.matrix.weight()
     }
 
-    /// The experts' own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
+    /// Returns the experts' weights `[experts, out, in]` in float32, and biases `[experts, out]`,
+    /// without adapters.
     pub fn dense(&self) -> Result<(Array, Option<Array>)> {
         Ok((self.matrix.dense()?, self.bias.clone()))
     }
@@ -73,7 +76,7 @@ impl ExpertLinear {
         self.slot.as_ref().is_some_and(SlotView::is_adapted)
     }
 
-    /// The stack and biases for kernels; `None` if an adapter changes the weights.
+    /// Returns the stack and biases for kernels; `None` if an adapter changes the weights.
     fn part(&self) -> Option<ExpertPart<'_>> {
         (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
@@ -128,7 +131,7 @@ impl Experts {
         }
     }
 
-    /// As [`Self::forward`], without the sum over the processes that share the inputs.
+    /// Computes [`Self::forward`] without the sum over the processes that share the inputs.
     fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         if !adapter::differentiated()
             && let Some(gate) = &self.gate
@@ -140,8 +143,8 @@ impl Experts {
         weigh(&self.outputs(x, ids)?, weights)
     }
 
-    /// The sum of the selected experts' outputs, where expert inputs are `x` `[B, L, hidden]` times
-    /// `weights` `[B, L, k]`.
+    /// Returns the sum of the selected experts' outputs. The inputs of the experts are `x` `[B, L,
+    /// hidden]` times `weights` `[B, L, k]`.
     fn forward_weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let (batch, length, k) = (ids.dim(0)?, ids.dim(1)?, ids.dim(2)?);
         let hidden = x.dim(-1)?;
@@ -154,7 +157,7 @@ impl Experts {
         y.reshape(&[batch, length, k, hidden])?.sum(-2, false)
     }
 
-    /// The output of each expert: `[B, L, k, hidden]`.
+    /// Returns the output of each expert: `[B, L, k, hidden]`.
     fn outputs(&self, x: &Array, ids: &Array) -> Result<Array> {
         if ids.size() < WORTH_SORTING {
             let x = x.expand_dims(-2)?.expand_dims(-2)?; // [B, L, 1, 1, hidden]
@@ -253,7 +256,7 @@ impl Mixture {
         self.router.linear.is_adapted() || shared || experts.any(ExpertLinear::is_adapted)
     }
 
-    /// `[B, L, hidden] -> [B, L, hidden]`.
+    /// Maps `[B, L, hidden]` to `[B, L, hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (ids, weights) = self.router.forward(x)?;
         let y = match self.weighs_inputs {
@@ -316,7 +319,7 @@ mod tests {
         }
     }
 
-    /// Checks that the difference between the arrays is small relative to the largest value.
+    /// Checks that the difference between the arrays is small relative to the greatest value.
     fn near(got: &Array, wanted: &Array, what: &str) {
         let (got, wanted) = (got.to_f32_vec().unwrap(), wanted.to_f32_vec().unwrap());
         let largest = wanted.iter().fold(0.0f32, |most, v| most.max(v.abs()));
@@ -334,7 +337,8 @@ mod tests {
     fn kernels_and_mlx_give_the_same() {
         let plain = Stream::default_of(Device::cpu()).unwrap();
         plain.scope(|| {
-            // 0 and 16: dense weights; 40, 41, 42: floating-point formats of four and eight bits.
+            // 0 and 16 are dense weights; 40, 41 and 42 are floating-point formats of four and
+            // eight bits.
             for bits in [0, 16, 2, 4, 5, 6, 8, 40, 41, 42] {
                 for activation in [
                     ExpertGate::Plain(Activation::Silu),

@@ -11,7 +11,7 @@ use super::norm::Norm;
 use crate::cache::{CacheOptions, LayerState, RecurrentState, Row, StateLayout, lengths};
 
 /// A mixer in which no position reads another position. Its state is only the number of positions,
-/// because all layers of a sequence must agree on this number.
+/// because this number must be equal in all layers of a sequence.
 #[derive(Debug)]
 pub struct NoMixer {
     layout: Arc<StateLayout>,

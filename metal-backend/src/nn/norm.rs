@@ -31,7 +31,7 @@ pub enum Norm {
         /// Whether the norm is computed on a CPU.
         on_cpu: bool,
     },
-    /// A norm with an additional bias, for kinds that have none of their own (xLSTM).
+    /// A norm with an additional bias, for kinds without a bias (xLSTM).
     Biased {
         /// The norm without the bias.
         norm: Box<Norm>,
@@ -40,14 +40,14 @@ pub enum Norm {
     },
     /// An RMS norm over elements that are divided among the processes of a group.
     Divided {
-        /// This process's part of the weight, `[part]`.
+        /// This process's slice of the weight, `[part]`.
         weight: Array,
         /// Epsilon.
         eps: f32,
-        /// The processes. All have equally long parts.
+        /// The processes. Their slices have equal lengths.
         group: Group,
     },
-    /// No normalization, for a model that lacks a norm which its family usually has.
+    /// No normalization, for a model without a norm that its family usually has.
     Identity,
     /// A norm with slots through which its parameters can be trained.
     Placed {
@@ -61,7 +61,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// The norm in the form that `exec` reads, with trained parameters.
+    /// Returns the norm with trained parameters, in the form that `exec` reads.
     fn spec(&self) -> NormSpec<'_> {
         match self {
             Norm::Rms {
@@ -73,7 +73,7 @@ impl Norm {
         }
     }
 
-    /// `[.., dim] -> [.., dim]`.
+    /// Maps `[.., dim]` to `[.., dim]`.
     ///
     /// # Errors
     /// If the last axis of `x` does not match the weight.
@@ -119,8 +119,8 @@ impl Norm {
     }
 }
 
-/// The RMS norm of `x` `[.., part]`, where each process of `group` has an equally long part of the
-/// last axis.
+/// Computes the RMS norm of `x` `[.., part]`. Each process of `group` has a slice of the last axis,
+/// of equal length.
 fn divided_rms(x: &Array, weight: &Array, eps: f32, group: Group) -> Result<Array> {
     let wide = x.astype(Dtype::Float32)?;
     let squares = wide.square()?.mean(-1, true)?;
@@ -130,14 +130,14 @@ fn divided_rms(x: &Array, weight: &Array, eps: f32, group: Group) -> Result<Arra
     wide.multiply(&factor)?.astype(x.dtype())?.multiply(weight)
 }
 
-/// An optional norm in the form that `exec` reads.
+/// Returns an optional norm in the form that `exec` reads.
 pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
     norm.map_or(NormSpec::None, Norm::spec)
 }
 
-/// Separates the norm from the next matrix product when a stopwatch measures parts. Then the result
-/// is `norm(x)` and no norm, measured as a part of `layer`. Otherwise the result is `x` and `norm`,
-/// so that kernels can fuse the norm with the product.
+/// Separates a norm from the following matrix product if a stopwatch measures parts: returns
+/// `norm(x)` and no norm, and reports the norm as a part of `layer`. Otherwise returns `x` and
+/// `norm`, so that kernels can fuse them.
 pub fn apart<'n>(
     watch: &mut Watch<'_>,
     layer: usize,
@@ -152,7 +152,7 @@ pub fn apart<'n>(
     Ok((x, None))
 }
 
-/// Applies `norm` to `x`, or returns `x` if there is none.
+/// Returns `norm(x)`, or `x` if there is no norm.
 pub fn through(norm: Option<&Norm>, x: &Array) -> Result<Array> {
     match norm {
         Some(norm) => norm.forward(x),

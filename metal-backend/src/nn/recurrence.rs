@@ -1,5 +1,5 @@
-//! Batching of rows and states around a recurrence. All recurrent layers share it; each layer's own
-//! file has the recurrence itself.
+//! Batching of rows and their states for a recurrence. All recurrent layers share it; each layer's
+//! file implements the recurrence.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
@@ -8,7 +8,7 @@ use crate::cache::{RecurrentState, Row, StateLayout};
 /// A range of positions that a recurrence computes in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// The index of the first position in the packed input.
+    /// The index of the first position in the concatenated input.
     pub first: i32,
     /// The number of sequences.
     pub rows: i32,
@@ -17,7 +17,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The span's positions of a packed input `[1, T, ..]`, as `[rows, length, ..]`.
+    /// Selects the span's positions of a concatenated input `[1, T, ..]`, as `[rows, length, ..]`.
     ///
     /// # Errors
     /// If the input has fewer positions than the span needs.
@@ -37,7 +37,7 @@ impl Span {
     }
 }
 
-/// `[R, L, H*D]` as `[R, H * repeats, L, D]`. Each head is repeated `repeats` times.
+/// Reshapes `[R, L, H*D]` to `[R, H * repeats, L, D]`. Each head is repeated `repeats` times.
 ///
 /// # Errors
 /// If the last axis is not `heads * dim`.
@@ -56,9 +56,9 @@ pub fn heads_first(packed: &Array, [heads, dim]: [i32; 2], repeats: i32) -> Resu
 /// `scan` receives a span of positions and the state arrays before them, `[rows, ..]` each. It
 /// returns outputs `[rows, length, ..]` and the state after the span. Rows with one position are
 /// computed together. Longer rows are computed one by one, because their lengths differ. The result
-/// is packed like the input: `[1, T, ..]`.
+/// is concatenated like the input: `[1, T, ..]`.
 ///
-/// A row whose state has another kind, as in training, begins with an empty state.
+/// If a row's state has another kind, as in training, the row begins with an empty state.
 ///
 /// # Errors
 /// Errors of `scan`, and a state that does not match the layout.
@@ -110,7 +110,7 @@ pub fn over_rows(
     }
 }
 
-/// The array of a state at index `at`.
+/// Returns the array of a state at index `at`.
 ///
 /// # Errors
 /// If the index is too large.
@@ -121,7 +121,7 @@ pub fn part(state: &[Array], at: usize) -> Result<&Array> {
     })
 }
 
-/// `[rows, length, ..] -> [1, rows * length, ..]`.
+/// Reshapes `[rows, length, ..]` to `[1, rows * length, ..]`.
 fn packed(output: &Array) -> Result<Array> {
     match output.shape() {
         [1, ..] => Ok(output.clone()),

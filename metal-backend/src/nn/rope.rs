@@ -17,17 +17,17 @@ pub struct Rope {
     /// Factor on positions.
     scale: f32,
     traditional: bool,
-    /// Wavelength / 2 pi of each pair; `None` if the wavelengths are plain powers of theta.
+    /// `wavelength / (2 * pi)` of each pair; `None` if the wavelengths are plain powers of theta.
     freqs: Option<Array>,
-    /// A length in positions, and the wavelengths for sequences longer than this length.
+    /// A length in positions, and the wavelengths for sequences that exceed it.
     beyond: Option<(i32, Array)>,
-    /// Parameters of dynamic NTK scaling, where the base grows with the length of the sequence.
+    /// Parameters of dynamic NTK scaling.
     dynamic: Option<DynamicBase>,
     /// Factor on the rotated elements, in the compute type.
     amplitude: Option<Array>,
     /// `amplitude` as a float on the host.
     factor: f32,
-    /// Radians per position of each pair; they follow from `theta`, `scale` and `freqs`.
+    /// Radians per position of each pair, computed from `theta`, `scale` and `freqs`.
     radians: Arc<[f32]>,
 }
 
@@ -35,12 +35,12 @@ pub struct Rope {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct DynamicBase {
     factor: f32,
-    /// Up to this length, the base does not change.
+    /// The length up to which the base does not change.
     context: i32,
 }
 
 impl DynamicBase {
-    /// The base for a sequence of `total` positions.
+    /// Returns the base for a sequence of `total` positions.
     fn theta(self, theta: f32, dims: i32, total: i32) -> f32 {
         let [theta, factor, dims] = [theta, self.factor, dims as f32].map(f64::from);
         let ratio = f64::from(total.max(self.context)) / f64::from(self.context);
@@ -58,7 +58,7 @@ impl Rope {
         dtype: mlx_rs_core::Dtype,
     ) -> Result<Self> {
         let is_proportional = matches!(config.scaling, RopeScaling::Proportional { .. });
-        // Rotation works on pairs, so the rotated part has an even number of elements.
+        // The rotation works on pairs, so it needs an even number of elements.
         let part = (head_dim as f32 * config.partial) as i32 / 2 * 2;
         let dims = if is_proportional {
             head_dim
@@ -77,7 +77,7 @@ impl Rope {
             factor: 1.0,
             radians: Arc::default(),
         };
-        // Wavelength / 2 pi, if the scaling method changes the powers of theta.
+        // `wavelength / (2 * pi)`, if the scaling method changes the powers of theta.
         let mut stretched_freqs: Option<Vec<f32>> = None;
         let amplitude = |factor: f32| -> Result<Option<Array>> {
             (factor != 1.0)
@@ -163,7 +163,7 @@ impl Rope {
                 rope.amplitude = amplitude(*attention_factor)?;
             }
             RopeScaling::Proportional { factor } => {
-                // Pairs beyond the rotated part have an infinite wavelength.
+                // Pairs that do not rotate have an infinite wavelength.
                 let freqs: Vec<f32> = powers(dims, config.theta)
                     .enumerate()
                     .map(|(i, f)| {
@@ -185,7 +185,7 @@ impl Rope {
         Ok(rope)
     }
 
-    /// Multiplies each pair's wavelength by `factors` `[dims / 2]`, as stored in GGUF files.
+    /// Multiplies each pair's wavelength by `factors` `[dims / 2]`, which GGUF files store.
     pub fn with_factors(mut self, factors: &[f32]) -> Result<Self> {
         let freqs: Vec<f32> = powers(self.dims, self.theta)
             .zip(factors)
@@ -196,7 +196,7 @@ impl Rope {
         Ok(self)
     }
 
-    /// The rotation in the form that `exec` reads.
+    /// Returns the rotation in the form that `exec` reads.
     pub fn spec(&self) -> RotarySpec<'_> {
         match self.beyond {
             Some(_) => RotarySpec::Changing,
@@ -216,7 +216,7 @@ impl Rope {
         Ok(self)
     }
 
-    /// How the wavelengths depend on the length of the sequence; `None` if they do not.
+    /// Returns how the wavelengths depend on the length of the sequence; `None` if they do not.
     pub fn switch(&self) -> Option<Switch> {
         match (&self.beyond, self.dynamic) {
             (Some((limit, _)), _) => Some(Switch::Once(*limit)),
@@ -225,7 +225,7 @@ impl Rope {
         }
     }
 
-    /// The number of elements of each head that rotate.
+    /// Returns the number of elements of each head that rotate.
     pub fn dims(&self) -> i32 {
         self.dims
     }
@@ -265,7 +265,7 @@ impl Rope {
     }
 }
 
-/// `theta^(2i / dims)` for each pair.
+/// Returns `theta^(2i / dims)` for each pair `i`.
 fn powers(dims: i32, theta: f32) -> impl Iterator<Item = f32> {
     (0..dims / 2).map(move |i| theta.powf(2.0 * i as f32 / dims as f32))
 }
@@ -276,7 +276,8 @@ fn llama3_factor(freq: f32, factor: f32, low: f32, high: f32, context: f32) -> f
     (freq * stretch) as f32
 }
 
-/// The first and last pair of YaRN's ramp: the pairs that rotate `betas` times within the context.
+/// Returns the first and the last pair of YaRN's ramp: the pairs that rotate `betas` times within
+/// the context.
 fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: bool) -> [f32; 2] {
     let pair =
         |turns: f32| dims as f32 * (context / (turns * TAU)).ln() / (2.0 * theta.ln().max(1e-6));
@@ -291,8 +292,8 @@ fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: boo
     [low, high]
 }
 
-/// YaRN's wavelength of pair `i`: unchanged before the ramp, multiplied by `factor` after the ramp,
-/// and interpolated by frequency on the ramp.
+/// Returns YaRN's wavelength of pair `i`: unchanged before the ramp, multiplied by `factor` after
+/// the ramp, and interpolated by frequency on the ramp.
 fn yarn_wavelength(freq: f32, factor: f32, i: f32, [low, high]: [f32; 2]) -> f32 {
     let stretched = ((i - low) / (high - low)).clamp(0.0, 1.0);
     1.0 / ((1.0 - stretched) / freq + stretched / (factor * freq))
@@ -389,7 +390,7 @@ mod tests {
         };
         let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - 2.0 * b).abs() < 1e-5);
         assert!(near(&at(&rope, 4, 8), &at(&plain, 4, 8)));
-        // A wavelength four times as long turns by a quarter of the angle.
+        // At position 4, a wavelength four times as long gives the angle of position 1.
         assert!(near(&at(&rope, 4, 9), &at(&plain, 1, 9)));
     }
 }

@@ -32,13 +32,13 @@ struct Range {
 }
 
 impl FfnRouter {
-    /// A router that assigns no backend.
+    /// Creates a router that assigns no backend.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A router that assigns one backend to all layers.
+    /// Creates a router that assigns one backend to all layers.
     #[must_use]
     pub fn uniform(backend: Arc<dyn FfnBackend>) -> Self {
         Self {

@@ -1,6 +1,6 @@
-//! RWKV-7 (Peng et al. 2025, arXiv:2503.14456): a block with time mixing, which is a recurrent
-//! layer, and channel mixing. Both read each position together with the previous one.
-//! `diagonal_rule.rs` computes the recurrence.
+//! RWKV-7 (Peng et al. 2025, arXiv:2503.14456): a block with time mixing, which is recurrent, and
+//! channel mixing. Both read each position together with its previous position. `diagonal_rule.rs`
+//! computes the recurrence.
 
 use std::sync::Arc;
 
@@ -52,8 +52,8 @@ pub struct RwkvShape {
 }
 
 impl RwkvShape {
-    /// The layout of a row's state, in float32: the last inputs of both parts, and one matrix per
-    /// head.
+    /// Returns the layout of a row's state, in float32: the last inputs of time mixing and of
+    /// channel mixing, and one matrix per head.
     pub fn layout(&self) -> Arc<StateLayout> {
         let last = [1, self.heads * self.dim];
         StateLayout::new(
@@ -67,15 +67,15 @@ impl RwkvShape {
     }
 }
 
-/// Time mixing. Vectors have one element for each hidden element.
+/// Time mixing. Each vector has one element per hidden element.
 #[derive(Debug)]
 pub struct TimeMix {
-    /// The shares of the previous position in the inputs of receptance, decay, keys, values, rates
+    /// The weights of the previous position in the inputs of receptance, decay, keys, values, rates
     /// and gates, in this order.
     pub shares: [Array; 6],
     /// Factors on keys before they are normalized.
     pub key_scale: Array,
-    /// How much the rates change the keys.
+    /// How strongly the rates change the keys.
     pub key_rate: Array,
     /// Factors on the product of receptance and keys, `[heads, dim]`.
     pub bonus: Array,
@@ -87,13 +87,14 @@ pub struct TimeMix {
     pub value: Linear,
     /// `[hidden] -> [hidden]`.
     pub output: Linear,
-    /// The low-rank projection of decays; a tanh is between the matrices.
+    /// The low-rank projection of decays, with a tanh between the matrices.
     pub decay: [Linear; 2],
-    /// The low-rank projection of the first block's share in the values; `None` in the first block.
+    /// The low-rank projection of the weight of the first block's values; `None` in the first
+    /// block.
     pub first_share: Option<[Linear; 2]>,
     /// The low-rank projection of in-context learning rates.
     pub rate: [Linear; 2],
-    /// The low-rank projection of output gates; a sigmoid is between the matrices.
+    /// The low-rank projection of output gates, with a sigmoid between the matrices.
     pub gate: [Linear; 2],
     /// The norm of each head's output.
     pub norm: HeadNorm,
@@ -102,7 +103,7 @@ pub struct TimeMix {
 /// Channel mixing: `value(relu(key(x))^2)`.
 #[derive(Debug)]
 pub struct ChannelMix {
-    /// The share of the previous position in the input.
+    /// The weight of the previous position in the input.
     pub share: Array,
     /// `[hidden] -> [intermediate]`.
     pub key: Linear,
@@ -111,8 +112,9 @@ pub struct ChannelMix {
 }
 
 impl RwkvBlock {
-    /// `[1, T, hidden] -> [1, T, hidden]`. Also returns the first block's values, `[1, T, hidden]`.
-    /// `first` passes these values to every later block; it is `None` for the first block.
+    /// Maps `[1, T, hidden]` to `[1, T, hidden]`. Also returns the first block's values, `[1, T,
+    /// hidden]`, which the caller passes to every later block as `first`. `first` is `None` for the
+    /// first block.
     ///
     /// # Errors
     /// If shapes do not match.
@@ -150,8 +152,9 @@ impl RwkvBlock {
         Ok((part(0)?, part(hidden)?))
     }
 
-    /// The output of time mixing for `x` `[R, L, hidden]`, the first block's values, and the memory
-    /// after the last position. For each position of `x`, `before` has the position before it.
+    /// Returns the output of time mixing for `x` `[R, L, hidden]`, the first block's values, and
+    /// the memory after the last position. `before` contains the previous position of each position
+    /// of `x`.
     fn mix_time(
         &self,
         x: &Array,
@@ -217,8 +220,8 @@ impl RwkvBlock {
 }
 
 impl ChannelMix {
-    /// `[R, L, hidden] -> [R, L, hidden]`. For each position of `x`, `before` has the position
-    /// before it.
+    /// Maps `[R, L, hidden]` to `[R, L, hidden]`. `before` contains the previous position of each
+    /// position of `x`.
     fn forward(&self, x: &Array, before: &Array) -> Result<Array> {
         let mixed = x.add(&before.subtract(x)?.multiply(&self.share)?)?;
         let y = Activation::Relu2.apply(&self.key.forward(&mixed)?)?;
@@ -226,8 +229,8 @@ impl ChannelMix {
     }
 }
 
-/// The previous position of each position of `x` `[R, L, hidden]`, where `last` `[R, 1, hidden]` is
-/// the position before the first. Also returns the last position, in float32.
+/// Returns the previous position of each position of `x` `[R, L, hidden]`, and the last position in
+/// float32. `last` `[R, 1, hidden]` is the position before the first.
 fn previous(x: &Array, last: &Array) -> Result<(Array, Array)> {
     let length = x.dim(1)?;
     let all = concatenate(&[&last.astype(x.dtype())?, x], 1)?;
@@ -235,7 +238,7 @@ fn previous(x: &Array, last: &Array) -> Result<(Array, Array)> {
     Ok((all.slice_axis(1, 0, length)?, last.astype(Dtype::Float32)?))
 }
 
-/// `x` normalized to length one along the last axis.
+/// Normalizes `x` to length one along the last axis.
 fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.maximum(&Array::scalar(LEAST)?)?.rsqrt()?)

@@ -35,8 +35,8 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    /// The layout of a row's state in float32: the last inputs of the convolution over `width`
-    /// positions.
+    /// Returns the layout of a row's state in float32: the last inputs of the convolution over
+    /// `width` positions.
     pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
         StateLayout::new(
             "short_conv",

@@ -1,6 +1,6 @@
 //! The sLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517, section 2.2; reference:
-//! `sLSTMLayer` of the package `xlstm`, with its function `slstm`): a scalar memory for each
-//! element. Its gates depend on the last output, so positions are computed one after another.
+//! `sLSTMLayer` of the package `xlstm`, with its function `slstm`): a scalar memory per element.
+//! Its gates depend on the previous output, so positions are computed one after another.
 //!
 //! ```text
 //! raw = W x + R y + b               of the gates i, f, z, o; i and f see x after a convolution
@@ -32,7 +32,7 @@ use crate::exec::recurrence::{self, ScalarMemory};
 /// One sLSTM layer.
 #[derive(Debug)]
 pub struct Slstm {
-    /// The convolution over the last positions, which the gates `i` and `f` read.
+    /// The convolution over the last positions, whose output is the input of the gates `i` and `f`.
     pub conv: Option<CausalConv>,
     /// The matrices of the gates i, f, z and o.
     pub gates: [HeadwiseLinear; 4],
@@ -60,7 +60,7 @@ pub struct HeadwiseLinear {
 }
 
 impl HeadwiseLinear {
-    /// `x` `[heads, T, in] -> [heads, T, out]`.
+    /// Maps `x` `[heads, T, in]` to `[heads, T, out]`.
     fn forward(&self, x: &Array) -> Result<Array> {
         let stored = || -> Result<Array> {
             let positions = x.swap_axes(0, 1)?.expand_dims(0)?; // [1, T, heads, in]
@@ -81,9 +81,9 @@ impl HeadwiseLinear {
 }
 
 impl Slstm {
-    /// The state of a row in this layer, in float32. The state has the last inputs of the
-    /// convolution over `width` positions (`width` 1 without a convolution). It also has output,
-    /// memory, normalizer and stabilizer of each element.
+    /// Returns the layout of a row's state in this layer, in float32: output, memory, normalizer
+    /// and stabilizer of each element, and the last inputs of the convolution over `width`
+    /// positions (`width` is 1 without a convolution).
     pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
         let part = |name| StatePart::new(name, &[hidden]);
         let mut parts = vec![part("y"), part("c"), part("n"), part("m")];
@@ -104,8 +104,8 @@ impl Slstm {
             .reshape(&[rows, length, self.heads, self.dim])
     }
 
-    /// Computes all positions of `gates` `[R, L, 4, heads, dim]`. Returns outputs `[R, L, heads,
-    /// dim]` and the state after them.
+    /// Computes all positions of `gates` `[R, L, 4, heads, dim]`. Returns the outputs `[R, L,
+    /// heads, dim]` and the state after the last position.
     fn positions(
         &self,
         gates: &Array,
@@ -127,7 +127,7 @@ impl Slstm {
         Ok((stack(&outputs.iter().collect::<Vec<_>>(), 1)?, state))
     }
 
-    /// Computes one position. `gates` `[R, 4, heads, dim]` is the part that depends on the input.
+    /// Computes one position. `gates` `[R, 4, heads, dim]` is the term that depends on the input.
     /// `y`, `c`, `n` and `m` have the shape `[R, heads, dim]`.
     fn step(&self, gates: &Array, recurrent: &Array, state: [Array; 4]) -> Result<[Array; 4]> {
         let [y, c, n, m] = state;
@@ -164,7 +164,7 @@ impl Mixer for Slstm {
         _watch: &mut Watch<'_>,
     ) -> Result<Array> {
         let lengths = lengths(rows);
-        // The state is float32, so the whole computation is float32.
+        // The state is float32, so the layer computes in float32.
         let input = through(norm, x)?.astype(Dtype::Float32)?;
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let (recurrent, bias) = (wide(&self.recurrent)?, wide(&self.bias)?);

@@ -11,14 +11,12 @@ use super::linear::Linear;
 use crate::exec::{Activation, FeatureParts, FeatureRows, greatest_features, only_features};
 
 /// Computes the `top_k` features with the greatest gate magnitude at each position. The magnitude
-/// is measured before the activation function. Without a gate, the activation function's input is
-/// measured. The order of equal magnitudes is arbitrary.
+/// is that of the activation function's input. The order of equal magnitudes is arbitrary.
 ///
-/// The columns of a quantized matrix cannot be read separately. So loading converts the layer's up
-/// and down matrices to float32 rows, one per feature. A pass reads only the selected rows. On a
-/// GPU, this applies only to single positions. For several positions, the layer computes all
-/// features and drops the unselected ones. A layer with an adapter or in training always computes
-/// all features.
+/// Single columns of a quantized matrix cannot be read, so loading converts the layer's up and down
+/// matrices to float32 rows, one per feature. A pass then reads only the selected rows. On a GPU,
+/// this applies only to single positions: for several positions, the layer computes all features
+/// and drops the others. A layer with an adapter or in training always computes all features.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseFfn {
     /// The number of features computed per position.
@@ -33,8 +31,8 @@ struct SparseRows {
 }
 
 impl SparseFfn {
-    /// Keeps `activations` where `gate` is among the `top_k` greatest of its position, and sets the
-    /// rest to 0. Both are `[.., features]`.
+    /// Keeps `activations` where `gate` is among the `top_k` greatest magnitudes of its position,
+    /// and sets all others to 0. Both are `[.., features]`.
     fn chosen(self, gate: &Array, activations: &Array) -> Result<Array> {
         match greatest_features(gate, self.top_k)? {
             Some(best) => only_features(activations, &best),
@@ -42,8 +40,8 @@ impl SparseFfn {
         }
     }
 
-    /// The selected activations of a layer, from its own matrices: `[.., hidden] -> [..,
-    /// features]`.
+    /// Returns the selected activations of a layer, computed from its own matrices: `[.., hidden]
+    /// -> [.., features]`.
     fn activations(self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let (gates, all) = match part.dense() {
             FeedForward::Gated(mlp) => {
@@ -118,7 +116,7 @@ fn refused(part: &FfnPart<'_>) -> Error {
     Error::new(ErrorKind::Unsupported, "sparse", why)
 }
 
-/// The features of a layer as rows, without the gate, copied from the model's matrices.
+/// Copies the features of a layer from the model's matrices to rows, without the gate.
 fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
     let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.dense() {
         FeedForward::Gated(mlp) => (Some(&mlp.up), &mlp.down, mlp.activation),
@@ -159,7 +157,8 @@ mod tests {
         Linear::new(crate::exec::Weight::Dense(weight), None, true).unwrap()
     }
 
-    /// Unselected features must not be read: their values are NaN and would spread to the output.
+    /// Features that are not selected must not be read: their values are NaN, which would spread to
+    /// the output.
     #[test]
     fn other_features_are_not_read() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {

@@ -1,14 +1,13 @@
 //! The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a matrix memory with a forget
-//! gate. The recurrence runs as single steps or over chunks of positions; both have equal results.
-//! This file has plain float32 operations; `mamba2.rs` has projections, convolution and norm.
+//! gate. It runs as single steps or over chunks of positions, with equal results. This file uses
+//! plain float32 operations; `mamba2.rs` has projections, convolution and norm.
 //!
 //! ```text
 //! S = exp(f) S + k^T v
 //! y = q S
 //! ```
 //!
-//! In the paper's notation, `q` is C, `k` is B, `v` is the input times the step, and `f` the step
-//! times A.
+//! In the paper's notation, `q` is C, `k` is B, `v` is `step * x`, and `f` is `step * A`.
 
 use mlx_rs_core::{Array, Result, stack};
 
@@ -19,7 +18,7 @@ use super::chunks::{cut, decay};
 pub struct Inputs {
     /// The queries that read the memory, `[R, H, L, N]`.
     pub q: Array,
-    /// The keys to which values are written, `[R, H, L, N]`.
+    /// The keys under which values are written, `[R, H, L, N]`.
     pub k: Array,
     /// The values, `[R, H, L, D]`.
     pub v: Array,
@@ -27,7 +26,7 @@ pub struct Inputs {
     pub f: Array,
 }
 
-/// Computes one step: `L` is 1. Returns the output `[R, H, 1, D]` and the memory `[R, H, N, D]`
+/// Computes one step (`L` is 1). Returns the output `[R, H, 1, D]` and the memory `[R, H, N, D]`
 /// after the step.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f } = inputs;
@@ -101,8 +100,8 @@ mod tests {
         zeros(&[1, H as i32, N as i32, D as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64. Returns the outputs `[1, H, L, D]`, the effect on each output of
-    /// a relative rounding error of 1e-6, and the memory.
+    /// Computes the definition in float64. Returns the outputs `[1, H, L, D]`, the effect of a
+    /// relative rounding error of 1e-6 on each output, and the memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();

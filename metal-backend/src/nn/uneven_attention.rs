@@ -1,5 +1,5 @@
 //! Attention whose value heads are narrower than its query and key heads (MiMo-V2). Values are
-//! padded with zeros to the width of keys, so that caches and kernels for usual attention apply.
+//! padded with zeros to the width of keys, so that the usual caches and kernels can be used.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate, zeros};
 
@@ -14,7 +14,7 @@ use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 /// An attention layer with narrow value heads.
 #[derive(Debug)]
 pub struct UnevenAttention {
-    /// The attention over heads of the width of keys. Its value projection is `[hidden] ->
+    /// The attention, with all heads as wide as keys. Its value projection is `[hidden] ->
     /// [n_kv_heads * values]`, and its output projection is `[n_heads * values] -> [hidden]`.
     pub attention: Attention,
     /// Elements of a value head, at most `head_dim`.
@@ -24,7 +24,7 @@ pub struct UnevenAttention {
 }
 
 impl UnevenAttention {
-    /// Values of `x` `[1, T, hidden]`, padded: `[1, T, n_kv_heads * head_dim]`.
+    /// Returns padded values of `x` `[1, T, hidden]`: `[1, T, n_kv_heads * head_dim]`.
     fn padded(&self, x: &Array) -> Result<Array> {
         let (heads, dim) = (self.attention.n_kv_heads, self.attention.head_dim);
         let length = x.dim(1)?;
@@ -38,7 +38,7 @@ impl UnevenAttention {
         concatenate(&[&values, &rest], -1)?.reshape(&[1, length, heads * dim])
     }
 
-    /// The heads' outputs `[1, T, n_heads * head_dim]` without the padding.
+    /// Returns the heads' outputs `[1, T, n_heads * head_dim]` without the padding.
     fn narrowed(&self, attended: &Array) -> Result<Array> {
         let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
         let length = attended.dim(1)?;
@@ -49,7 +49,7 @@ impl UnevenAttention {
     }
 }
 
-/// The projection, which this layer always has.
+/// Returns the projection, or an error if it is missing.
 fn present(projection: Option<&Linear>) -> Result<&Linear> {
     projection.ok_or_else(|| {
         let message = "a layer with narrow values needs keys and values of its own";

@@ -1,5 +1,5 @@
-//! A feed-forward part whose features are stored outside the checkpoint. A pass reads only the rows
-//! of the features that it selects for each position.
+//! A feed-forward block whose features are stored outside the checkpoint. A pass reads only the
+//! rows of the features that it selects for each position.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -9,8 +9,8 @@ use super::linear::Linear;
 use crate::exec::FeatureRows;
 
 /// Computes the `top_k` features with the greatest gate magnitude at each position. The magnitude
-/// is measured before the activation function. The gate matrix is the model's own, possibly
-/// quantized, if the model loads one. All other weights come from the external features.
+/// is that of the activation function's input. If the model loads a gate matrix, possibly
+/// quantized, it is used. All other weights come from the external features.
 #[derive(Debug)]
 pub struct WalkRows {
     rows: FeatureRows,
@@ -18,7 +18,7 @@ pub struct WalkRows {
 }
 
 impl WalkRows {
-    /// Creates the part for `part`'s layer from its features. Each position uses `top_k` of them.
+    /// Creates the block for `part`'s layer from its features. Each position uses `top_k` of them.
     ///
     /// # Errors
     /// If the features do not match the layer.
@@ -35,7 +35,7 @@ impl WalkRows {
         Ok(Self { rows, top_k })
     }
 
-    /// The gates of all features: `[.., hidden] -> [.., features]`.
+    /// Returns the gates of all features: `[.., hidden] -> [.., features]`.
     fn gates(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let (gate, replaced): (&Linear, &[&Linear]) = match part.dense() {
             FeedForward::Gated(mlp) => (&mlp.gate, &[&mlp.up, &mlp.down]),
@@ -53,7 +53,7 @@ impl WalkRows {
     }
 }
 
-/// Whether the model's gate is loaded, so that the features need none.
+/// Whether the model's gate is loaded, so that the features need no gate.
 pub fn has_gate(part: &FfnPart<'_>) -> bool {
     match part.dense() {
         FeedForward::Gated(mlp) => mlp.gate.is_loaded(),

@@ -1,5 +1,5 @@
-//! The affine format: `weight = scale * code + bias`, with a scale and a bias for each group of
-//! adjacent weights of a row.
+//! The affine format: `weight = scale * code + bias`. Each group of adjacent weights in a row has
+//! its own scale and bias.
 
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result, stack, where_};
 
@@ -14,12 +14,12 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// The greatest code.
+    /// Returns the greatest code.
     pub fn most(self) -> f32 {
         (1u32 << self.bits.unsigned_abs()).saturating_sub(1) as f32
     }
 
-    /// The same values, rounded to the stored type of scales and biases.
+    /// Rounds values to the stored type of scales and biases.
     pub fn stored(self, x: &Array) -> Result<Array> {
         let dtype = match self.factors {
             FloatType::F32 => return Ok(x.clone()),
@@ -29,20 +29,21 @@ impl Affine {
         x.astype(dtype)?.astype(Dtype::Float32)
     }
 
-    /// MLX's scales and biases of `weight` `[.., in]`: float32 `[.., groups]`, rounded to the type
-    /// in which a checkpoint stores them.
+    /// Returns MLX's scales and biases for `weight` `[.., in]`: float32 `[.., groups]`, rounded to
+    /// the type in which a checkpoint stores them.
     pub fn factors(self, weight: &Array) -> Result<(Array, Array)> {
         let q = Quantized::quantize(weight, self.group_size, self.bits, QuantMode::Affine)?;
         let biases = q.biases.unwrap_or_else(|| q.scales.clone());
         let scales = self.stored(&q.scales)?;
-        // A scale too small for the stored type would divide by zero.
+        // A scale may round to zero in the stored type, and codes would divide by zero.
         let one = scales.scalar_like(1.0)?;
         let zero = scales.scalar_like(0.0)?;
         let scales = where_(&scales.equal(&zero)?, &one, &scales)?;
         Ok((scales, self.stored(&biases)?))
     }
 
-    /// The nearest codes of `weight`, as float32. Scales and biases broadcast to it.
+    /// Returns the nearest codes of `weight`, as float32. Scales and biases must broadcast to
+    /// `weight`.
     pub fn codes(self, weight: &Array, scales: &Array, biases: &Array) -> Result<Array> {
         let codes = weight.subtract(biases)?.divide(scales)?.round(0)?;
         codes.clip(
@@ -64,7 +65,7 @@ impl Affine {
         })
     }
 
-    /// `[.., in]` to `[.., groups, group_size]`.
+    /// Reshapes `[.., in]` to `[.., groups, group_size]`.
     pub fn grouped(self, x: &Array) -> Result<Array> {
         let mut shape = x.shape().to_vec();
         shape.pop();
@@ -73,7 +74,7 @@ impl Affine {
     }
 }
 
-/// A matrix in the affine format, not packed.
+/// A matrix in the affine format, with unpacked codes.
 #[derive(Debug, Clone)]
 pub(super) struct Rounded {
     /// float32 `[.., in]`.
@@ -86,7 +87,7 @@ pub(super) struct Rounded {
 }
 
 impl Rounded {
-    /// Matrices in one stack.
+    /// Joins matrices into one stack.
     pub fn stacked(parts: &[Self], affine: Affine) -> Result<Self> {
         let joined = |part: fn(&Self) -> &Array| {
             let parts: Vec<&Array> = parts.iter().map(part).collect();
@@ -100,7 +101,7 @@ impl Rounded {
         })
     }
 
-    /// The weights that the codes mean, float32 `[.., in]`.
+    /// Returns the dequantized weights, float32 `[.., in]`.
     pub fn dense(&self) -> Result<Array> {
         let codes = self.affine.grouped(&self.codes)?;
         codes
@@ -109,7 +110,7 @@ impl Rounded {
             .reshape(self.codes.shape())
     }
 
-    /// The matrix as a checkpoint stores it.
+    /// Returns the matrix as a checkpoint stores it.
     pub fn packed(&self) -> Result<Packed> {
         let codes = self.codes.astype(Dtype::Uint8)?.to_vec::<u8>()?;
         Ok(Packed {
@@ -120,8 +121,8 @@ impl Rounded {
     }
 }
 
-/// Packs codes of `bits` bits in MLX's order: one after another, from the lowest bit of the first
-/// word. A row of a matrix fills whole words.
+/// Packs codes of `bits` bits in MLX's order: consecutively, from the lowest bit of the first word.
+/// A row of a matrix fills complete words.
 pub(super) fn pack(codes: &[u8], bits: u32) -> Vec<u32> {
     let mut words = Vec::with_capacity(codes.len() * bits as usize / 32 + 1);
     let (mut waiting, mut count) = (0u64, 0u32);

@@ -1,6 +1,6 @@
-//! AWQ (Lin et al. 2023, arXiv:2306.00978): input channels with large activations are scaled up
-//! before rounding. The previous layer is scaled down by the same factors, so the network's result
-//! does not change. Then the ranges of groups are clipped where that lowers the error.
+//! AWQ (Lin et al. 2023, arXiv:2306.00978) scales up input channels with large activations before
+//! rounding. It scales down the previous layer by the same factors, so the network's result does
+//! not change. Then it clips the ranges of groups if this lowers the error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::nn::adapter::{Delta, ParamSlot, SlotKind};
 /// Options of the method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Awq {
-    /// The number of exponents that are tried for the scales of channels, and of ranges that are
+    /// The number of exponents that are tried for channel scales, and of clipped ranges that are
     /// tried for groups (20).
     pub n_grid: usize,
 }
@@ -30,14 +30,15 @@ impl Default for Awq {
     }
 }
 
-/// Layers whose input channels are scaled, and the layers before that are scaled inversely. Names
-/// are those inside a block; the first of `before` that the block has is used.
+/// Layers whose input channels are scaled (`after`), and the layer before them that is scaled
+/// inversely. Names are those inside a block. The first name in `before` that exists in the block
+/// is used.
 struct Fold {
     before: &'static [&'static str],
     after: &'static [&'static str],
 }
 
-/// The folds of llama's structure, which many families share.
+/// The folds of Llama's block structure, which many families share.
 const FOLDS: [Fold; 4] = [
     Fold {
         before: &["input_layernorm"],
@@ -62,15 +63,15 @@ const FOLDS: [Fold; 4] = [
     },
 ];
 
-/// The greatest part of a range that clipping removes.
+/// The greatest fraction of a range that clipping removes.
 const MOST_CLIPPED: f32 = 0.5;
 
-/// The greatest relative change of a block's outputs by folding alone, which computes the same up
-/// to rounding.
+/// The maximum relative change of a block's outputs by folding alone. Folding changes outputs only
+/// by rounding, so a greater change means that the fold does not fit the block.
 const TOLERANCE: f32 = 0.02;
 
 impl Awq {
-    /// Refuses values that are out of range.
+    /// Returns an error for values that are out of range.
     pub(super) fn check(self) -> Result<()> {
         if (1..=1000).contains(&self.n_grid) {
             return Ok(());
@@ -111,7 +112,7 @@ impl Awq {
     }
 }
 
-/// A layer of a block with its present weights.
+/// A layer of a block with its current weights.
 struct Layer {
     slot: Arc<ParamSlot>,
     /// float32, as stored in the checkpoint.
@@ -123,11 +124,11 @@ struct Layer {
 
 /// The weights of a block during the search for scales.
 struct Folding {
-    /// By the name inside the block and the suffix, such as `self_attn.q_proj.weight`.
+    /// Layers by their name inside the block and suffix, such as `self_attn.q_proj.weight`.
     layers: BTreeMap<String, Layer>,
-    /// The formats and input moments of linear layers, by the name inside the block.
+    /// The formats and input moments of linear layers, by their name inside the block.
     linear: BTreeMap<String, (Affine, Arc<Moments>)>,
-    /// Factors on input channels, by the name inside the block.
+    /// Factors on input channels, by the layer's name inside the block.
     scales: BTreeMap<String, Array>,
 }
 
@@ -170,7 +171,7 @@ impl Folding {
         Some(&self.layers.get(&format!("{name}.weight"))?.weight)
     }
 
-    /// Searches the scales of one fold and applies them, if the block has its layers.
+    /// Searches the scales of one fold and applies them, if the block has the fold's layers.
     fn apply(&mut self, fold: &Fold, n_grid: usize) -> mlx_rs_core::Result<()> {
         let after: Vec<&str> = (fold.after.iter().copied())
             .filter(|name| self.linear.contains_key(*name))
@@ -183,7 +184,8 @@ impl Folding {
             return Ok(());
         };
         let channels = moments.magnitudes.dim(0)?;
-        // With grouped queries, a value has several inputs in the output projection.
+        // With grouped-query attention, each value channel feeds several inputs of the output
+        // projection, so the sizes differ.
         let outputs = self.weight(before).map_or(Ok(0), |w| w.dim(0))?;
         if outputs != channels {
             return Ok(());
@@ -209,7 +211,7 @@ impl Folding {
         self.multiply(&format!("{before}.bias"), &inverse)
     }
 
-    /// Multiplies the weight that the layer computes with by `factors`, if the block has it.
+    /// Multiplies a layer's effective weight by `factors`, if the block has this layer.
     fn multiply(&mut self, name: &str, factors: &Array) -> mlx_rs_core::Result<()> {
         let Some(layer) = self.layers.get_mut(name) else {
             return Ok(());
@@ -225,7 +227,7 @@ impl Folding {
         Ok(())
     }
 
-    /// Checks that the folded block computes the same as before.
+    /// Checks that folding does not change the block's outputs.
     fn check(&self, block: &Block<'_>) -> Result<()> {
         if self.scales.is_empty() {
             return Err(Error::new(
@@ -267,7 +269,7 @@ impl Folding {
         ))
     }
 
-    /// The vectors and matrices that change and stay dense.
+    /// Returns the changed vectors and matrices that are not quantized.
     fn dense(&self) -> Vec<(Arc<ParamSlot>, Array)> {
         let is_dense = |layer: &&Layer| {
             let is_quantized = self.linear.contains_key(key(layer.slot.name()));
@@ -278,15 +280,15 @@ impl Folding {
             .collect()
     }
 
-    /// The quantized matrix of a layer, with clipped ranges.
+    /// Returns the quantized matrix of a layer, with clipped ranges.
     fn rounded(&self, target: &Target, n_grid: usize) -> mlx_rs_core::Result<Option<Rounded>> {
         let name = key(target.slot.name());
         let (Some(weight), Some((affine, moments))) = (self.weight(name), self.linear.get(name))
         else {
             return Ok(None);
         };
-        // The product of queries and keys makes their clipping errors greater, so the authors do
-        // not clip them either.
+        // Queries and keys are multiplied by each other, which amplifies clipping errors. The
+        // authors do not clip them either.
         if ["q_proj", "k_proj", "qkv_proj"]
             .iter()
             .any(|end| name.ends_with(end))
@@ -303,16 +305,17 @@ impl Folding {
     }
 }
 
-/// The error of the outputs, `trace(E H E^T)` for the weights' errors `E`, summed over matrices.
+/// Returns the error of the outputs, `trace(E H E^T)` for the weights' errors `E`, summed over
+/// matrices.
 fn loss(errors: &Array, products: &Array) -> mlx_rs_core::Result<Array> {
-    // The moments are symmetric.
+    // The moments are symmetric, so their orientation does not matter.
     product_of(errors, products)?
         .multiply(errors)?
         .sum(All, false)
 }
 
-/// The factors on input channels with the least error, float32 `[in]`: the mean magnitudes of the
-/// inputs to the best of `n_grid` exponents from 0 to 1.
+/// Returns the factors on input channels with the least error, float32 `[in]`:
+/// `magnitude^exponent`, with the best of `n_grid` exponents from 0 to 1.
 pub(super) fn search(
     matrices: &[(Array, Affine)],
     moments: &Moments,
@@ -348,8 +351,8 @@ pub(super) fn search(
     Ok(best.1)
 }
 
-/// Rounds `weight` `[out, in]` with the range of each group narrowed to the best of `n_grid`
-/// fractions. The error of a group is measured with the moments of the group's own inputs.
+/// Rounds `weight` `[out, in]` after narrowing each group's range to the best of `n_grid`
+/// fractions. The error of a group is computed from the moments of its own inputs only.
 pub(super) fn clipped(
     weight: &Array,
     products: &Array,
@@ -377,7 +380,8 @@ pub(super) fn clipped(
         let (s, b) = (scales.expand_dims(-1)?, biases.expand_dims(-1)?);
         let codes = affine.codes(&grouped, &s, &b)?;
         let errors = codes.multiply(&s)?.add(&b)?.subtract(&grouped)?;
-        // [out, groups, size] to [groups, out, size], and the losses back to [out, groups].
+        // Transposes [out, groups, size] to [groups, out, size], and the losses back to [out,
+        // groups].
         let turned = errors.swap_axes(0, 1)?;
         let losses = turned.matmul(&blocks)?.multiply(&turned)?.sum(-1, false)?;
         let losses = losses.swap_axes(0, 1)?;

@@ -1,4 +1,4 @@
-//! Calibration data: token sequences of equal length from a text or a data set.
+//! Calibration data: token sequences of equal length from text or a data set.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::text::TextPipeline;
 use crate::train::dataset::shuffle::Shuffler;
 use crate::train::dataset::{DataOptions, Dataset, files};
 
-/// Which data calibrate the quantization.
+/// Selects the calibration data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
     /// A text file; a JSONL or Parquet file of examples, as for training; or a directory with
@@ -24,7 +24,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// 128 sequences of 512 tokens from the data at `data`, taken with the seed 123.
+    /// Uses 128 sequences of 512 tokens from the data at `data`, in the order of seed 123.
     #[must_use]
     pub fn new(data: &Path) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Calibration {
         }
     }
 
-    /// The sequences, in the order of the seed. As in mlx-lm, the tokens are cut into sequences
-    /// that do not overlap. A shorter rest is used only if it is the only sequence.
+    /// Returns the sequences in random order. As in mlx-lm, the tokens are cut into sequences that
+    /// do not overlap. A shorter last sequence is used only if it is the only one.
     pub(super) fn read(&self, text: &TextPipeline) -> Result<Vec<Vec<u32>>> {
         let bad = |message: String| {
             Error::new(ErrorKind::InvalidOption, message).with_path(self.data.clone())

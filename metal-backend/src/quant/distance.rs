@@ -1,5 +1,5 @@
-//! How far a quantized model is from the model itself: the Kullback-Leibler divergence of their
-//! next tokens, and its gradients.
+//! Measures how much a quantized model differs from the original model: the Kullback-Leibler
+//! divergence of their next-token distributions, and its gradients.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::error::engine;
 use crate::nn::adapter::{Delta, Scope, within};
 use crate::nn::hooks::Watch;
 
-/// The mean over positions of `KL(teacher || student)`, from logits `[1, T, vocab]` that are
-/// divided by `temperature`. Returns a scalar.
+/// Returns the mean over positions of `KL(teacher || student)`, a scalar. Logits are `[1, T,
+/// vocab]`, and are divided by `temperature`.
 pub(super) fn divergence(
     student: &Array,
     teacher: &Array,
@@ -36,12 +36,12 @@ pub(super) fn divergence(
         .mean(All, false)
 }
 
-/// The weights of a student, float32, made of parameters: each with the name of its parameter in
+/// Computes a student's weights, float32, from its parameters. The keys are parameter names in
 /// [`Scope::params`].
 pub(super) type Weights<'a> = dyn Fn(&Params) -> mlx_rs_core::Result<Params> + 'a;
 
-/// A model next to its quantized form. Both share one decoder: the student's weights replace the
-/// teacher's during a pass.
+/// A model (teacher) and its quantized form (student). Both use one decoder: the student's weights
+/// replace the teacher's during a pass.
 pub(super) struct Pair<'a> {
     engine: &'a Engine,
     decoder: Arc<dyn Decoder>,
@@ -50,8 +50,7 @@ pub(super) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// The weights of `targets` can then be replaced by parameters with the names
-    /// [`parameter`] gives.
+    /// Makes the weights of `targets` replaceable by parameters with the names from [`parameter`].
     pub fn new(
         engine: &'a Engine,
         targets: &[Target],
@@ -74,7 +73,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// The teacher's logits for a batch, evaluated.
+    /// Returns the teacher's logits for a batch, evaluated.
     fn teacher(&self, batch: &Batch) -> mlx_rs_core::Result<Array> {
         let scope = Scope {
             without_adapters: true,
@@ -106,7 +105,7 @@ impl<'a> Pair<'a> {
         divergence(&student, teacher, self.temperature)
     }
 
-    /// The distance on a batch.
+    /// Returns the divergence on a batch.
     pub fn measure(&self, batch: &Batch, params: &Params, weights: &Weights<'_>) -> Result<f32> {
         let run = || -> mlx_rs_core::Result<f32> {
             let teacher = self.teacher(batch)?;
@@ -116,11 +115,11 @@ impl<'a> Pair<'a> {
         self.engine.scope(run).map_err(engine("distance"))
     }
 
-    /// The distance on a batch, and its gradients with respect to `params`. `weights` computes the
-    /// student's weights from them.
+    /// Returns the divergence on a batch, and its gradients with respect to `params`. `weights`
+    /// computes the student's weights from `params`.
     ///
     /// # Errors
-    /// [`ErrorKind::Engine`] if the distance is not finite.
+    /// [`ErrorKind::Engine`] if the divergence is not finite.
     pub fn gradients(
         &self,
         batch: &Batch,
@@ -147,12 +146,12 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// The name of a target's weight in [`Scope::params`].
+/// Returns the name of a target's weight in [`Scope::params`].
 pub(super) fn parameter(target: &Target) -> String {
     format!("{}.{}", target.slot.name(), target.slot.end())
 }
 
-/// The job's sequences in batches.
+/// Returns the job's sequences in batches.
 pub(super) fn batches(job: &Job<'_>) -> Result<Vec<Batch>> {
     let chunks = job.sequences.chunks(job.batch_size.max(1));
     let all: mlx_rs_core::Result<Vec<Batch>> =

@@ -1,5 +1,5 @@
-//! Distilled weight quantization, as mlx-lm's `dwq`: codes are rounded plainly, and then scales and
-//! biases are trained so that the model's next tokens are those of the model before quantization.
+//! Distilled weight quantization, as mlx-lm's `dwq`: rounds codes to nearest, then trains scales
+//! and biases so that the model predicts the same next tokens as before quantization.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::train::{Optimizer, OptimizerConfig};
 pub struct Dwq {
     /// The learning rate of Adam (1e-6).
     pub learning_rate: f32,
-    /// Divides the logits of both models (2).
+    /// The divisor of the logits of both models (2).
     pub temperature: f32,
-    /// Recompute blocks in the backward pass, which needs less memory and more time.
+    /// Whether to recompute blocks in the backward pass: less memory, more time.
     pub grad_checkpoint: bool,
 }
 
@@ -35,10 +35,10 @@ impl Default for Dwq {
     }
 }
 
-/// One of this many batches is kept for validation, but at least one.
+/// One in this many batches, but at least one, is used for validation instead of training.
 const VALIDATION: usize = 16;
 
-/// A target with its codes, which do not change.
+/// A matrix with its codes, which do not change during training.
 struct Student {
     target: Target,
     /// uint8 `[.., in]`.
@@ -52,7 +52,7 @@ impl Student {
         let mut rounded = target.affine().rounded(&weight)?;
         let codes = rounded.codes.astype(Dtype::Uint8)?;
         mlx_rs_core::eval([&codes, &rounded.scales, &rounded.biases])?;
-        // The float codes would need four times the memory.
+        // Codes as float32 would need four times the memory.
         rounded.codes = codes.clone();
         Ok(Self {
             target,
@@ -66,7 +66,7 @@ impl Student {
         [format!("{name}.scales"), format!("{name}.biases")]
     }
 
-    /// The matrix with trained scales and biases.
+    /// Returns the matrix with the trained scales and biases.
     fn with(&self, params: &Params) -> mlx_rs_core::Result<Rounded> {
         let [scales, biases] = self.names();
         let part = |name: &str, own: &Array| params.get(name).unwrap_or(own).clone();
@@ -80,7 +80,7 @@ impl Student {
 }
 
 impl Dwq {
-    /// Refuses values that are out of range.
+    /// Returns an error for values that are out of range.
     pub(super) fn check(self) -> Result<()> {
         for (name, value) in [
             ("learning_rate", self.learning_rate),

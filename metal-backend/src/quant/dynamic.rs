@@ -1,6 +1,6 @@
-//! Bits for each layer by sensitivity: the most sensitive layers get the high bits. Sensitivity is
-//! defined as in mlx-lm: how much the divergence from the original model changes, to first order,
-//! if the layer's weights get high instead of low bits. It is given per million weights.
+//! Chooses the bits of each layer by its sensitivity: the most sensitive layers get the high bits.
+//! As in mlx-lm, the sensitivity of a layer is the first-order change of the divergence from the
+//! original model if its weights get high instead of low bits, per million weights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,20 +18,20 @@ use crate::convert::{FloatType, check_affine};
 use crate::error::engine;
 use crate::workdir::replace;
 
-/// Options of the method. The low bits are those of the conversion.
+/// Options of the method. The conversion's options determine the low bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dynamic {
     /// The bits of sensitive layers (5).
     pub high_bits: i32,
     /// The group size of sensitive layers (64).
     pub high_group_size: i32,
-    /// The greatest mean number of bits a weight in quantized matrices, with scales and biases;
-    /// `None` means halfway between low and high bits.
+    /// The maximum mean number of bits per weight in quantized matrices, including scales and
+    /// biases; `None` means halfway between low and high bits.
     pub target_bpw: Option<f64>,
-    /// A JSON file of sensitivities, `[[layer, number], ...]` as mlx-lm writes it. A file that
-    /// exists is used, so that no data are needed. Otherwise the file is written.
+    /// A JSON file of sensitivities, `[[layer, number], ...]` as mlx-lm writes it. If the file
+    /// exists, it is read and no calibration data is needed. Otherwise it is written.
     pub sensitivities: Option<PathBuf>,
-    /// Recompute blocks in the backward pass, which needs less memory and more time.
+    /// Whether to recompute blocks in the backward pass: less memory, more time.
     pub grad_checkpoint: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for Dynamic {
 }
 
 impl Dynamic {
-    /// Refuses values that are out of range.
+    /// Returns an error for values that are out of range.
     pub(super) fn check(&self) -> Result<()> {
         check_affine(self.high_bits, self.high_group_size)?;
         match self.target_bpw {
@@ -60,7 +60,7 @@ impl Dynamic {
         }
     }
 
-    /// Whether sensitivities are read, so that no calibration data are needed.
+    /// Whether the file of sensitivities exists, so that no calibration data is needed.
     pub(super) fn has_sensitivities(&self) -> bool {
         self.sensitivities.as_deref().is_some_and(Path::exists)
     }
@@ -104,7 +104,7 @@ impl Dynamic {
         Ok(())
     }
 
-    /// The format with high bits; `None` if the rows do not divide into the groups.
+    /// Returns the format with high bits; `None` if the group size does not divide the row length.
     fn high(&self, target: &Target) -> Option<Affine> {
         let columns = target.planned.shape.last().copied().unwrap_or(0);
         let group = self.high_group_size.unsigned_abs() as usize;
@@ -115,11 +115,11 @@ impl Dynamic {
         })
     }
 
-    /// The sensitivities by path, averaged over the batches.
+    /// Returns the sensitivities by path, averaged over the batches.
     ///
-    /// With the weights `low + t (low - high)`, the derivative by the scalar `t` at 0 is the
-    /// gradient's product with the difference of the weights. So memory holds no gradient of a
-    /// whole matrix after its block is done.
+    /// With the weights `low + t * (low - high)`, the derivative with respect to the scalar `t` at
+    /// 0 is the dot product of the gradient and `low - high`. So no full gradient of a matrix stays
+    /// in memory after its block is computed.
     fn measure(&self, job: &mut Job<'_>) -> Result<BTreeMap<String, f64>> {
         let batches = batches(job)?;
         let loaded = std::sync::Arc::clone(&job.engine);
@@ -175,7 +175,7 @@ impl Dynamic {
     }
 }
 
-/// Bits of a weight, with its share of scale and bias.
+/// Returns the bits per weight, including its share of scale and bias.
 fn bits_per_weight(affine: Affine) -> f64 {
     let factor = match affine.factors {
         FloatType::F32 => 32.0,
@@ -184,19 +184,19 @@ fn bits_per_weight(affine: Affine) -> f64 {
     f64::from(affine.bits) + 2.0 * factor / f64::from(affine.group_size)
 }
 
-/// A matrix in the choice of bits.
+/// The sizes and the sensitivity of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Size {
     weights: f64,
     /// Bits per weight with low bits.
     low: f64,
-    /// Bits per weight with high bits; `None` if the matrix cannot have them.
+    /// Bits per weight with high bits; `None` if the matrix cannot have high bits.
     high: Option<f64>,
     sensitivity: f64,
 }
 
-/// For each matrix whether it gets the high bits, and the mean bits per weight. The most sensitive
-/// matrices come first, as long as the mean is at most `target`.
+/// Returns for each matrix whether it gets the high bits, and the mean bits per weight. Adds
+/// matrices by descending sensitivity while the mean is at most `target`.
 fn choose(sizes: &[Size], target: Option<f64>) -> Result<(Vec<bool>, f64)> {
     let weights: f64 = sizes.iter().map(|s| s.weights).sum();
     let low: f64 = sizes.iter().map(|s| s.weights * s.low).sum();
@@ -230,7 +230,7 @@ fn choose(sizes: &[Size], target: Option<f64>) -> Result<(Vec<bool>, f64)> {
     Ok((chosen, bits / weights.max(1.0)))
 }
 
-/// Writes sensitivities with the names of the loaded model's layers.
+/// Writes sensitivities with the layer names of the loaded model.
 fn write(file: &Path, job: &Job<'_>, all: &BTreeMap<String, f64>) -> Result<()> {
     let pairs: Vec<Value> = job
         .targets
@@ -249,7 +249,7 @@ fn write(file: &Path, job: &Job<'_>, all: &BTreeMap<String, f64>) -> Result<()> 
     replace(file, &text)
 }
 
-/// Reads sensitivities, for every matrix of the job.
+/// Reads sensitivities. Every matrix of the job must have one.
 fn read(file: &Path, job: &Job<'_>) -> Result<BTreeMap<String, f64>> {
     let bad =
         |message: String| Error::new(ErrorKind::InvalidOption, message).with_path(file.to_owned());
@@ -297,7 +297,8 @@ mod tests {
         let chosen = |sizes: &[Size], target| choose(sizes, target).unwrap();
         assert_eq!(chosen(&sizes, Some(3.0)), (vec![false; 3], 3.0));
         assert_eq!(chosen(&sizes, Some(3.6)), (vec![false, true, false], 3.5));
-        // The second most sensitive matrix is too large for the rest, the third is not.
+        // The second most sensitive matrix does not fit into the remaining bits, but the third
+        // does.
         assert_eq!(chosen(&sizes, Some(4.0)), (vec![true, true, false], 4.0));
         assert_eq!(chosen(&sizes, Some(4.5)), (vec![false, true, true], 4.5));
         assert_eq!(chosen(&sizes, Some(9.0)), (vec![true; 3], 5.0));

@@ -1,5 +1,6 @@
-//! GPTQ (Frantar et al. 2022, arXiv:2210.17323): quantizes a matrix column by column, and adds the
-//! error of each column to the later columns, so that the layer's outputs change least.
+//! GPTQ (Frantar et al. 2022, arXiv:2210.17323): quantizes a matrix column by column. It
+//! compensates the error of each column in the later columns, so that the layer's outputs change
+//! least.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::exec::product_of;
 /// Options of the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gptq {
-    /// The share of the mean of the Hessian's diagonal that is added to the diagonal (0.01).
+    /// The multiple of the mean of the Hessian's diagonal that is added to the diagonal (0.01).
     pub damping: f32,
 }
 
@@ -26,7 +27,7 @@ impl Default for Gptq {
 }
 
 impl Gptq {
-    /// Refuses values that are out of range.
+    /// Returns an error for values that are out of range.
     pub(super) fn check(self) -> Result<()> {
         if self.damping.is_finite() && self.damping > 0.0 {
             return Ok(());
@@ -42,7 +43,7 @@ impl Gptq {
         let cancel = job.cancel;
         job.block_by_block(true, |block| {
             let mut changes = Changes::default();
-            // Layers with the same input share a factor.
+            // Layers with the same input share the factor of the inverse Hessian.
             let mut factors: Vec<(&Arc<Moments>, Array)> = Vec::new();
             for target in &block.targets {
                 Interrupt::new().with_cancel(cancel.clone()).check()?;
@@ -128,9 +129,9 @@ impl Gptq {
     }
 }
 
-/// The fewest tokens from which an expert with `width` inputs is learned. Errors move into
-/// directions that these tokens do not read. Few tokens leave many such directions, which other
-/// tokens read.
+/// The minimum number of tokens for learning an expert with `width` inputs. GPTQ moves errors into
+/// directions that the calibration tokens do not use. With few tokens, there are many such
+/// directions, and other tokens use them.
 fn fewest_tokens(width: i32) -> usize {
     width.unsigned_abs() as usize / 4
 }
@@ -147,13 +148,14 @@ pub(super) fn quantize(
     by_columns(weight, &factor, affine).map_err(engine("gptq"))
 }
 
-/// The upper Cholesky factor `U` of the inverse of the damped Hessian, `H^-1 = U^T U`. The Hessian
-/// is `2 X^T X`; its factor 2 changes no result.
+/// Returns the upper Cholesky factor `U` of the inverse of the damped Hessian, `H^-1 = U^T U`. The
+/// Hessian is `2 X^T X`; the factor 2 is omitted because it changes no result.
 fn inverse_factor(products: &Array, damping: f32) -> Result<Array> {
     let attempt = |damping: f32| -> mlx_rs_core::Result<(Array, bool)> {
         let n = products.dim(0)?;
         let mean = products.diagonal(0, 0, 1)?.mean(All, false)?;
-        // A layer without any input has no Hessian; then all columns count equally.
+        // A layer that received no input has a zero Hessian. This minimum makes all its columns
+        // count equally.
         let added = mean
             .multiply(&mean.scalar_like(damping)?)?
             .maximum(&mean.scalar_like(1e-12)?)?;
@@ -179,12 +181,12 @@ fn inverse_factor(products: &Array, damping: f32) -> Result<Array> {
     ))
 }
 
-/// Quantizes `weight` float32 `[out, in]`, with the factor of the inverse Hessian `[in, in]`. Each
-/// group gets the scale and bias that MLX computes for the group's weights at that time.
+/// Quantizes `weight` float32 `[out, in]` with the factor `[in, in]` of the inverse Hessian. Each
+/// group gets MLX's scale and bias for its weights after compensation.
 fn by_columns(weight: &Array, factor: &Array, affine: Affine) -> mlx_rs_core::Result<Rounded> {
     let (columns, size) = (weight.dim(1)?, affine.group_size);
     let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-    // The columns that are not quantized yet, with the errors of the earlier columns.
+    // The columns that are not quantized yet, compensated for the errors of earlier columns.
     let mut rest = weight.clone();
     for from in (0..columns).step_by(size.unsigned_abs() as usize) {
         let to = from + size;
@@ -211,7 +213,7 @@ fn by_columns(weight: &Array, factor: &Array, affine: Affine) -> mlx_rs_core::Re
             let later = rest.slice_axis(1, size, columns - from)?;
             rest = later.subtract(&product_of(&errors, &right.swap_axes(0, 1)?)?)?;
         }
-        // Without an evaluation the graph would grow with every column.
+        // Without this evaluation, the graph would grow with every column.
         eval([&rest, &scale, &bias].into_iter().chain(&codes))?;
         scales.push(scale);
         biases.push(bias);
@@ -240,7 +242,7 @@ mod tests {
         Array::from_slice(&(0..n).map(value).collect::<Vec<_>>(), shape).unwrap()
     }
 
-    /// The sum of squared errors of the layer's outputs.
+    /// Returns the sum of squared errors of the layer's outputs.
     fn loss(weight: &Array, rounded: &Rounded, products: &Array) -> f32 {
         let error = weight.subtract(&rounded.dense().unwrap()).unwrap();
         let by_row = error.matmul(products).unwrap().multiply(&error).unwrap();
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn outputs_change_less_than_by_plain_rounding() {
         let weight = noise(&[24, 128], 1);
-        // Inputs with correlated channels, as those of real layers.
+        // Inputs with correlated channels, as in real layers.
         let mixing = noise(&[128, 128], 5);
         let x = noise(&[300, 128], 3);
         let x = x.add(&x.matmul(&mixing).unwrap()).unwrap();
@@ -292,7 +294,8 @@ mod tests {
         assert!(error.to_string().contains("Hessian"), "{error}");
     }
 
-    /// The outputs of each stack, for the tokens that reach its experts.
+    /// For the tokens that reach its experts, each stack's outputs must change less than by plain
+    /// rounding.
     #[test]
     fn outputs_of_experts_change_less_than_by_plain_rounding() {
         let model = concat!(

@@ -1,5 +1,5 @@
-//! Statistics of the inputs of linear layers: for each layer, the matrix of second moments
-//! `X^T X` and the mean magnitude of each input; also for each expert of a stack.
+//! Statistics of the inputs of linear layers: second moments `X^T X` and summed magnitudes, per
+//! layer, and per expert of a stack.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::walk::Walk;
 use crate::exec::product_of;
 use crate::nn::adapter::Observer;
 
-/// The sums over all calibration positions for the input of one layer or of several layers.
+/// Sums over all calibration positions, for the input of one layer or of several layers that share
+/// it.
 #[derive(Debug, Clone)]
 pub(super) struct Moments {
     /// `X^T X`, float32 `[in, in]`.
@@ -24,7 +25,7 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    /// The sums for the inputs `x` `[.., in]`, not evaluated.
+    /// Returns the sums for the inputs `x` `[.., in]`, not evaluated.
     pub fn of(x: &Array) -> mlx_rs_core::Result<Self> {
         let width = x.dim(-1)?;
         let x = x.astype(Dtype::Float32)?.reshape(&[-1, width])?;
@@ -44,8 +45,8 @@ impl Moments {
     }
 }
 
-/// The moments of the layers `names` in the walk's current block. Layers with the same input share
-/// one entry.
+/// Returns the moments of the layers `names` in the walk's current block. Layers with the same
+/// input share one entry.
 pub(super) fn moments(
     walk: &Walk<'_>,
     names: &BTreeSet<String>,
@@ -63,8 +64,8 @@ pub(super) fn moments(
     sums(walk, names, add, |sum| vec![sum])
 }
 
-/// The moments of each expert's inputs, for the stacks `names` in the walk's current block; `None`
-/// for an expert without inputs. Stacks with the same inputs share one entry.
+/// Returns the moments of each expert's inputs, for the stacks `names` in the walk's current block;
+/// `None` for an expert without inputs. Stacks with the same inputs share one entry.
 pub(super) fn expert_moments(
     walk: &Walk<'_>,
     names: &BTreeSet<String>,
@@ -87,9 +88,9 @@ pub(super) fn expert_moments(
 /// Adds the input of a layer to the sums of all layers; the last argument has the ids of experts.
 type Add<T> = fn(&mut BTreeMap<String, T>, &str, &Array, Option<&Array>) -> mlx_rs_core::Result<()>;
 
-/// Sums over all batches for the layers `names`: `add` adds the input of one layer, with the ids of
-/// experts if it is a stack. `moments` lists the moments of an entry, which are evaluated after
-/// each batch.
+/// Returns sums over all batches for the layers `names`. `add` adds the input of one layer, with
+/// the ids of experts if it is a stack. `moments` returns the moments in an entry; they are
+/// evaluated after each batch.
 fn sums<T: Send + 'static>(
     walk: &Walk<'_>,
     names: &BTreeSet<String>,
@@ -146,7 +147,7 @@ fn add_experts(sums: &mut Vec<Option<Moments>>, x: &Array, ids: &Array) -> mlx_r
     Ok(())
 }
 
-/// For each layer, the first layer that had the same input for the first batch.
+/// Maps each layer to the first layer that has the same input. Compares inputs of the first batch.
 fn leaders(walk: &Walk<'_>, names: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
     let seen: Arc<Mutex<Vec<(String, Array)>>> = Arc::default();
     let (wanted, into) = (names.clone(), Arc::clone(&seen));
@@ -198,7 +199,7 @@ mod tests {
             let sum = sums[expert].as_ref().unwrap();
             sum.products.to_vec::<f32>().unwrap()
         };
-        // Rows 0 and 1, 1 and 2, 0 and 2.
+        // Expert 0 receives rows 0 and 1, expert 1 rows 1 and 2, expert 3 rows 0 and 2.
         assert_eq!(products(0), [10.0, 14.0, 14.0, 20.0]);
         assert_eq!(products(1), [34.0, 42.0, 42.0, 52.0]);
         assert_eq!(products(3), [26.0, 32.0, 32.0, 40.0]);

@@ -1,5 +1,5 @@
-//! A loaded model with its calibration sequences, and the values that replace its weights in the
-//! output.
+//! A learned quantization in progress: a loaded model, its calibration sequences, and the values
+//! that replace its weights in the output.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -34,15 +34,15 @@ impl Target {
         }
     }
 
-    /// The weight as stored in the checkpoint, float32.
+    /// Returns the weight as stored in the checkpoint, as float32.
     pub fn weight(&self) -> Result<Array> {
         self.slot
             .stored_weight(Dtype::Float32)
             .map_err(engine("quantize"))
     }
 
-    /// Whether the slot is a matrix of this block: with 2 `axes` that of one linear layer, with 3
-    /// `axes` a stack with the matrices of all experts.
+    /// Whether the slot is a matrix of this block: one linear layer if `axes` is 2, a stack of
+    /// experts if `axes` is 3.
     fn is_of(&self, block: usize, axes: usize) -> bool {
         self.slot.kind() == SlotKind::Matrix
             && self.slot.shape().len() == axes
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// One block, for a method that quantizes its linear layers.
+/// One block, as input of a method that quantizes its layers.
 pub(super) struct Block<'a> {
     pub engine: &'a Engine,
     pub walk: &'a Walk<'a>,
@@ -65,14 +65,14 @@ pub(super) struct Block<'a> {
     pub expert_inputs: BTreeMap<String, Arc<Vec<Option<Moments>>>>,
 }
 
-/// What a method changes in a block.
+/// The changes that a method makes to a block.
 #[derive(Default)]
 pub(super) struct Changes {
     /// Quantized matrices.
     pub rounded: Vec<(Target, Rounded)>,
     /// Vectors that stay dense, as stored in the checkpoint, float32.
     pub dense: Vec<(Arc<ParamSlot>, Array)>,
-    /// For each stack, the number of its experts, and of those with too few tokens to learn from.
+    /// For each stack: the number of its experts, and the number of experts with too few tokens.
     pub few_tokens: Vec<(Target, usize, usize)>,
 }
 
@@ -80,9 +80,9 @@ pub(super) struct Changes {
 pub(super) struct Job<'a> {
     pub engine: Arc<Engine>,
     pub targets: Vec<Target>,
-    /// The paths of matrices without a slot of the same shape in the loaded model.
+    /// The paths of matrices for which the loaded model has no slot of the same shape.
     pub unknown: Vec<String>,
-    /// The tensors of the output, by the names that the loaded model has.
+    /// The names of the output's tensors, searched by the loaded model's names.
     names: TensorNames,
     pub sequences: Vec<Vec<u32>>,
     pub batch_size: usize,
@@ -95,7 +95,7 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Finds the slot of each planned matrix. `names` are those of all tensors of the output.
+    /// Finds the slot of each planned matrix. `names` are the names of all tensors of the output.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if no matrix has a slot.
@@ -159,8 +159,8 @@ impl<'a> Job<'a> {
     }
 
     /// Quantizes the linear layers of each block by `quantize`, and with `experts` also its stacks
-    /// of experts. The inputs of a block are those that the quantized earlier blocks compute. Other
-    /// matrices stay with plain rounding.
+    /// of experts. The inputs of a block are computed by the quantized earlier blocks. All other
+    /// matrices are rounded to nearest.
     ///
     /// # Errors
     /// Errors of `quantize`; [`ErrorKind::Unsupported`] if no linear layer can be observed.
@@ -182,7 +182,7 @@ impl<'a> Job<'a> {
             stacks.retain(|t| experts && t.is_of(index, 3));
             let names = targets.iter().map(|t| t.slot.name().to_owned()).collect();
             let inputs = moments(&walk, &names)?;
-            // A matrix that does not run as a linear layer has no observed input.
+            // A matrix that is not computed as a linear layer has no observed input.
             targets.retain(|t| inputs.contains_key(t.slot.name()));
             let names = stacks.iter().map(|t| t.slot.name().to_owned()).collect();
             let expert_inputs = expert_moments(&walk, &names)?;
@@ -205,7 +205,7 @@ impl<'a> Job<'a> {
                 .collect();
             loaded.passes().change(changed);
             walk.advance()?;
-            // Later passes begin behind this block, so its dense copy is not needed.
+            // Later passes begin after this block, so its dense copy is not needed.
             loaded.passes().change(bare);
             mlx_rs_core::memory::clear_cache().map_err(engine("quantize"))?;
         }
@@ -224,7 +224,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Keeps what a method changed for the output. Returns the changes of the loaded model.
+    /// Stores a method's changes for the output. Returns the changes of the loaded model.
     fn take(
         &mut self,
         changes: Changes,
@@ -256,7 +256,7 @@ impl<'a> Job<'a> {
         Ok(changed)
     }
 
-    /// The name in the output of a tensor of the loaded model.
+    /// Returns the output's name for a tensor of the loaded model.
     fn name_of(&self, loaded: &str) -> Result<String> {
         let near = || self.names.all().find(|name| same_layer(name, loaded));
         let exact = self.names.stored(loaded);
@@ -273,7 +273,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Notes how many experts are rounded plainly.
+    /// Adds a note about experts that were rounded to nearest for lack of tokens.
     fn note_few_tokens(&mut self) {
         let few = self.few_tokens.iter().filter(|(_, (_, few))| *few > 0);
         let kinds: Vec<String> = few
@@ -288,7 +288,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Notes which matrices are rounded plainly.
+    /// Adds a note about matrices that were rounded to nearest.
     fn note_plain(&mut self, learned: &BTreeSet<String>) {
         let mut plain: BTreeMap<&str, usize> = BTreeMap::new();
         let paths = self.targets.iter().map(|t| &t.planned.path);

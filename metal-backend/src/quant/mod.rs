@@ -1,14 +1,15 @@
-//! Learned quantization: conversions whose codes, scales or bits are chosen by what calibration
-//! data show, instead of by plain rounding. The output has the format of a plain conversion.
+//! Learned quantization: conversions that choose codes, scales or bits with calibration data
+//! instead of rounding to nearest. The output has the format of a plain conversion.
 //!
-//! - `gptq.rs`: columns are rounded one after another, and later columns make up for the errors;
-//! - `awq.rs`: input channels with large activations are scaled up before rounding;
-//! - `dynamic.rs`: layers that affect the output most get more bits;
-//! - `dwq.rs`: scales and biases are trained by distillation;
-//! - `distance.rs`: the divergence of the quantized model from the model, and its gradients;
-//! - `calibration.rs`: token sequences of the user's data;
+//! - `gptq.rs`: rounds columns one after another, and compensates errors in later columns;
+//! - `awq.rs`: scales up input channels with large activations before rounding;
+//! - `dynamic.rs`: gives more bits to layers that affect the output most;
+//! - `dwq.rs`: trains scales and biases by distillation;
+//! - `distance.rs`: the divergence of the quantized model from the original model, and its
+//!   gradients;
+//! - `calibration.rs`: token sequences from the user's data;
 //! - `walk.rs`, `inputs.rs`: the inputs of linear layers, block by block;
-//! - `affine.rs`: the format;
+//! - `affine.rs`: the quantized format;
 //! - `job.rs`: a quantization in progress.
 
 mod affine;
@@ -42,13 +43,13 @@ use job::Job;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Method {
-    /// Column by column, with errors added to later columns.
+    /// GPTQ: column by column, with errors compensated in later columns.
     Gptq(Gptq),
-    /// Scales of channels, folded into the layers before.
+    /// AWQ: channel scales, folded into the previous layers.
     Awq(Awq),
     /// More bits for sensitive layers.
     Dynamic(Dynamic),
-    /// Scales and biases trained by distillation.
+    /// DWQ: scales and biases trained by distillation.
     Dwq(Dwq),
 }
 
@@ -62,7 +63,8 @@ impl Method {
         }
     }
 
-    /// Whether the method computes gradients of the whole model, which need much memory a token.
+    /// Whether the method computes gradients of the complete model, which need much memory per
+    /// token.
     fn differentiates(&self) -> bool {
         matches!(self, Self::Dynamic(_) | Self::Dwq(_))
     }
@@ -87,14 +89,14 @@ pub struct QuantizeOptions {
     pub calibration: Option<Calibration>,
     /// The number of sequences in a pass.
     pub batch_size: usize,
-    /// Bits and group size of matrices outside the blocks, such as the embedding; `None` means
-    /// those of the conversion.
+    /// Bits and group size of matrices outside the blocks, such as the embedding; `None` means the
+    /// conversion's values.
     pub fallback: (Option<i32>, Option<i32>),
 }
 
 impl QuantizeOptions {
-    /// A method with its calibration data. A pass has four sequences, or one for a method that
-    /// computes gradients of the whole model.
+    /// Creates options for a method with its calibration data. A pass has four sequences, or one if
+    /// the method computes gradients of the complete model.
     #[must_use]
     pub fn new(method: Method, calibration: Option<Calibration>) -> Self {
         Self {
@@ -106,18 +108,18 @@ impl QuantizeOptions {
     }
 }
 
-/// A callback for progress: the name of the current stage, the number of finished steps, and the
-/// number of all steps of the stage.
+/// A callback for progress. Its arguments: name of the current stage, number of finished steps, and
+/// total number of steps in the stage.
 pub type Progress<'a> = dyn FnMut(&'static str, u64, u64) + 'a;
 
-/// Converts the model at `model` to the new directory `output`, with matrices quantized by a
-/// learned method. `convert` has the bits, as for a plain conversion.
+/// Converts the model at `model` to the new directory `output`, and quantizes matrices by a learned
+/// method. `convert` selects the bits, as for a plain conversion.
 ///
 /// # Errors
-/// As [`crate::convert::convert`]; [`inference::ErrorKind::InvalidOption`] for a model that is
-/// quantized already or unusable calibration data, [`inference::ErrorKind::Unsupported`] for a
-/// model whose layers the method cannot reach, [`inference::ErrorKind::Cancelled`]. A failed call
-/// leaves no files.
+/// The errors of [`crate::convert::convert`]; [`inference::ErrorKind::InvalidOption`] for a model
+/// that is quantized already or unusable calibration data, [`inference::ErrorKind::Unsupported`]
+/// for a model whose layers the method cannot reach, [`inference::ErrorKind::Cancelled`]. A failed
+/// call leaves no files.
 pub fn quantize(
     model: &Path,
     output: &Path,
@@ -175,7 +177,7 @@ fn fall_back(
         return Ok(formats);
     }
     for matrix in planned {
-        // Inside a block, the key is shorter than the name.
+        // The key of a matrix in a block is shorter than its path; skip it.
         if key(&matrix.path).len() < matrix.path.len() {
             continue;
         }

@@ -1,7 +1,7 @@
-//! Runs calibration sequences through a decoder block by block. Only the hidden states between two
-//! blocks are kept, so memory does not depend on the number of blocks.
+//! Runs calibration sequences through a decoder block by block. Keeps only the hidden states
+//! between two blocks, so memory does not depend on the number of blocks.
 //!
-//! MLX computes only what an evaluated result needs. So a pass whose states are replaced before
+//! MLX computes only the inputs of evaluated results. So a pass whose states are replaced before
 //! block `n` and read after it computes only block `n`.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::nn::adapter::{Observer, Scope, within};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{Place, StateHook, Watch};
 
-/// Sequences that one pass computes, packed one after another.
+/// Sequences that are computed in one pass, concatenated.
 pub(super) struct Batch {
     pub ids: Array,
     pub lengths: Vec<i32>,
@@ -36,7 +36,7 @@ impl Batch {
         })
     }
 
-    /// One pass of the whole decoder, or up to the place where `watch` ends it.
+    /// Runs one pass of the decoder, completely or up to the point where `watch` ends it.
     pub fn forward(
         &self,
         decoder: &dyn Decoder,
@@ -49,7 +49,7 @@ impl Batch {
     }
 }
 
-/// Runs a single block: replaces its input, keeps its output, and then ends the pass.
+/// Runs a single block: replaces its input, stores its output, and then ends the pass.
 struct Cut {
     layer: usize,
     input: Option<Array>,
@@ -89,6 +89,8 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
+    /// Divides the calibration sequences into batches. The walk begins before the first block.
+    ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the decoder's blocks cannot be run one by one.
     pub fn new(
@@ -131,8 +133,8 @@ impl<'a> Walk<'a> {
         self.batches.len()
     }
 
-    /// The output of the current block for a batch, not evaluated. `observer` receives the inputs
-    /// of linear layers, also of earlier blocks in the first pass.
+    /// Returns the output of the current block for a batch, not evaluated. `observer` receives the
+    /// inputs of linear layers; in the first pass also those of earlier layers.
     fn run(&self, batch: usize, observer: Option<Observer>) -> Result<Array> {
         if self.cancel.is_cancelled() {
             return Err(Error::new(
@@ -172,7 +174,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Runs the current block on a batch. `observer` receives the inputs of linear layers, and
-    /// `finish` evaluates what it collected.
+    /// `finish` evaluates the results of `observer`.
     pub fn observe(
         &self,
         batch: usize,
@@ -185,7 +187,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// The evaluated output of the current block for a batch, with the present weights.
+    /// Returns the evaluated output of the current block for a batch, with the current weights.
     pub fn output(&self, batch: usize) -> Result<Array> {
         self.engine.scope(|| {
             let output = self.run(batch, None)?;
@@ -194,7 +196,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Moves behind the current block, with the block's present weights.
+    /// Computes the states after the current block with its current weights, and moves to the next
+    /// block.
     pub fn advance(&mut self) -> Result<()> {
         let states: Result<Vec<Array>> = (0..self.batches()).map(|b| self.output(b)).collect();
         self.states = states?;

@@ -2,12 +2,13 @@
 //! the stages together, each with its own parameters and random key.
 //!
 //! The order of stages is top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw. At
-//! temperature 0, the greatest logit is selected. If a row has a top-k, the stages after typical-p
-//! run only on its `k` greatest candidates. This is possible because top-p and min-p keep a prefix
-//! of the descending order. They keep the same candidates, if probabilities are divided by the sum
-//! over the whole vocabulary. With [`SamplerOrder::TemperatureFirst`] the order is temperature,
-//! top-n-sigma, top-k, top-p, min-p, typical-p, XTC, draw. The draw adds Gumbel noise: the argmax
-//! of logits plus noise has the distribution of the softmax.
+//! temperature 0, the greatest logit is selected. With [`SamplerOrder::TemperatureFirst`], the
+//! order is temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC, draw.
+//!
+//! If a row has a top-k, the stages after typical-p run only on its `k` greatest candidates. The
+//! result is the same, because top-p and min-p keep a prefix of the descending order, and
+//! probabilities are still divided by the sum over the whole vocabulary. The draw adds Gumbel
+//! noise: the argmax of logits plus noise has the distribution of the softmax.
 //!
 //! On the CPU, one fused kernel computes all stages (`exec::sampling`). It draws by a cumulative
 //! sum, which has the same distribution as Gumbel noise but returns other tokens for a given seed.
@@ -23,8 +24,8 @@ use super::filters::{
 use super::random::Seed;
 use crate::exec::sampling::{DrawParams, Pick};
 
-/// For a greater top-k, the filters run on the whole vocabulary, because a separate sort saves
-/// nothing.
+/// For a greater top-k, the filters run on the whole vocabulary, because a separate sort is not
+/// faster.
 const MOST_CANDIDATES: usize = 1024;
 
 /// How a row selects its token in a step.
@@ -57,7 +58,7 @@ impl Draw {
 }
 
 impl Choice {
-    /// The choice in the form that the CPU kernel reads.
+    /// Converts the choice for the CPU kernel.
     pub(super) fn pick(self) -> Pick {
         match self {
             Choice::Forced(id) => Pick::Forced(id),
@@ -77,7 +78,7 @@ impl Choice {
     }
 }
 
-/// The parameters that must be equal if rows pass through the stages together.
+/// The parameters that must be equal in rows that pass through the stages together.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Forced,
@@ -190,7 +191,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
     }
 }
 
-/// The stages for a group of rows with the same filters.
+/// The stages for rows with the same filters.
 struct Stages<'a> {
     top_n_sigma: bool,
     typical_p: bool,
@@ -205,8 +206,8 @@ impl Stages<'_> {
         self.draws.iter().map(|d| parameter(d)).collect()
     }
 
-    /// Logits after the first filters, with the maximum of each row at 0. If the temperature comes
-    /// first, it is already applied.
+    /// Returns the logits after the first filters, with the maximum of each row at 0. With
+    /// `temperature_first`, they are already divided by the temperature.
     fn shifted(&self, logits: &Array) -> Result<Array> {
         let mut x = shift(logits)?;
         if self.temperature_first {
@@ -252,8 +253,8 @@ impl Stages<'_> {
     }
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
-        // `x` and `ids` are [g, k] each, ascending, with maximum 0. `log_total` [g, 1] is over the
-        // vocabulary, or over the candidates if the temperature comes first.
+        // `x` and `ids` are [g, k] each, ascending; the maximum of `x` is 0. `log_total` [g, 1] is
+        // over the vocabulary, or over the candidates if the temperature comes first.
         let shifted = self.shifted(logits)?;
         let (mut x, ids) = greatest(&shifted, k)?;
         let log_total = match self.temperature_first {

@@ -31,8 +31,8 @@ impl Drawn {
 }
 
 /// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler. The
-/// sampler records the token. The computation is only queued, with one exception: if a row has a
-/// grammar or logits processors, this function first waits for the row's previous token.
+/// samplers record the tokens. The computation is only queued, with one exception: if a row has a
+/// grammar or logits processors, this function waits for the row's previous token.
 ///
 /// # Errors
 /// [`ErrorKind::Engine`] if shapes do not match; errors of a grammar or a logits processor. After
@@ -48,7 +48,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     }
     let logits = logits.astype(Dtype::Float32).map_err(engine("sampling"))?;
     if rows.iter().any(|r| r.host.is_some()) {
-        // The device computes the logits while the host processes the previous token.
+        // Starts computing the logits while the host processes the previous token.
         async_eval([&logits]).map_err(engine("sampling"))?;
         for host in rows.iter_mut().filter_map(|r| r.host.as_mut()) {
             host.catch_up()?;
@@ -91,7 +91,7 @@ fn take(
     })
 }
 
-/// The logits after all changes, from which each row selects its token.
+/// Returns the logits from which the rows select their tokens, after penalties, biases and bans.
 fn changed(rows: &mut [&mut Sampler], logits: &Array) -> Result<Array> {
     if !rows.iter().any(|r| r.changes_logits()) {
         return Ok(logits.clone());

@@ -1,12 +1,12 @@
-//! The filters of tokens, as functions from logits `[B, V]` to logits `[B, V]`. The logit of a
-//! removed token becomes minus infinity. A filter has one parameter per row, or one for all rows.
+//! Filters of tokens, as functions from logits `[B, V]` to logits `[B, V]`. They set the logits of
+//! removed tokens to minus infinity. A filter has one parameter per row, or one for all rows.
 //!
-//! All operations stay in MLX's graph. `penalties` has the changes of logits; `chain` has the order
-//! of stages and the draw.
+//! All operations stay in MLX's graph. `penalties` changes logits; `chain` defines the order of
+//! stages and the draw.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
-/// The rows' parameters as `[B, 1]`, or one parameter for all rows as `[1, 1]`.
+/// Returns the rows' parameters as `[B, 1]`, or one parameter for all rows as `[1, 1]`.
 pub(super) fn column(values: &[f32]) -> Result<Array> {
     Array::vector(values)?.expand_dims(1)
 }
@@ -15,10 +15,10 @@ pub(super) fn minus_infinity() -> Result<Array> {
     Array::scalar(f32::NEG_INFINITY)
 }
 
-/// Shifts the logits so that the maximum of each row is 0. The distribution does not change, and
-/// sums of exponentials neither overflow nor lose precision. If a row has plus infinity, only its
-/// tokens with plus infinity stay possible, with equal probabilities. A row of minus infinity does
-/// not change.
+/// Shifts the logits so that the maximum of each row is 0. This does not change the distribution,
+/// and sums of exponentials neither overflow nor lose precision. If a row contains plus infinity,
+/// only its tokens with plus infinity stay possible, with equal probabilities. A row of only minus
+/// infinity does not change.
 pub fn shift(logits: &Array) -> Result<Array> {
     let finite = logits.minimum(&Array::scalar(f32::MAX)?)?;
     let greatest = finite.max(-1, true)?.maximum(&Array::scalar(f32::MIN)?)?;
@@ -26,7 +26,7 @@ pub fn shift(logits: &Array) -> Result<Array> {
 }
 
 /// Keeps the smallest set of most probable tokens whose total probability reaches `p` (Holtzman et
-/// al. 2020). The most probable token is always kept. Of equal tokens at the border, those with the
+/// al. 2020). The most probable token is always kept. If tokens at the limit are equal, those with
 /// greater ids are kept.
 pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let order = logits.argsort(-1)?; // ascending, stable
@@ -35,7 +35,8 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let spare: Vec<f32> = p.iter().map(|&p| (1.0 - f64::from(p)) as f32).collect();
     let keep = cumulative.greater(&column(&spare)?)?;
     let nucleus = where_(&keep, &sorted, &minus_infinity()?)?;
-    // Due to rounding, even the last sum may be below 1 - p.
+    // Due to rounding, even the last sum may be at most 1 - p, so the most probable token is
+    // appended.
     let n = logits.dim(-1)?;
     let nucleus = concatenate(
         &[
@@ -73,14 +74,14 @@ pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
 }
 
 /// Keeps the tokens whose surprise `-ln q` is nearest to the entropy (locally typical sampling,
-/// Meister et al. 2023). Tokens are sorted by this distance. The first tokens whose total
-/// probability reaches `p` are kept, with all tokens at the same distance as the last. The most
+/// Meister et al. 2023). Sorts tokens by this distance and keeps the first ones whose total
+/// probability reaches `p`, with all tokens at the same distance as the last kept token. The most
 /// probable token may be removed.
 pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let probabilities = x.softmax(-1, true)?;
-    // Surprise and entropy contain the same log-sum, which cancels. So the distance is that of the
-    // logit from the mean logit.
+    // Surprise and entropy contain the same log-sum, which cancels. So the distance is `|logit -
+    // mean logit|`.
     let zero = Array::scalar(0.0f32)?;
     let possible = probabilities.greater(&zero)?;
     let mean = where_(&possible, &probabilities.multiply(&x)?, &zero)?.sum(-1, true)?;
@@ -95,10 +96,10 @@ pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     where_(&distance.greater(&limit)?, &minus_infinity()?, logits)
 }
 
-/// Removes all tokens with a probability above `threshold`, except the least probable of them
-/// (exclude top choices). If fewer than two tokens are above the threshold, nothing changes. Tokens
-/// in `spared` are always kept. Equal tokens are kept or removed together. The caller decides by
-/// chance whether to apply XTC.
+/// Exclude top choices (XTC): removes all tokens with a probability above `threshold`, except the
+/// least probable of them. If fewer than two tokens are above the threshold, nothing changes.
+/// Tokens in `spared` are always kept. Tokens of equal probability are kept or removed together.
+/// The caller draws whether to apply XTC.
 pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     let probabilities = shift(logits)?.softmax(-1, true)?;
     let above = probabilities.greater(&column(threshold)?)?;
@@ -120,7 +121,7 @@ pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     out.put_along_axis(&ids, &logits.take_along_axis(&ids, -1)?, -1)
 }
 
-/// Keeps exactly the `k` greatest logits, even with ties. 0, or a `k` of at least the vocabulary
+/// Keeps exactly the `k` greatest logits, even with ties. If `k` is 0 or at least the vocabulary
 /// size, keeps all.
 pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     let n = logits.dim(-1)?;
@@ -132,19 +133,19 @@ pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     logits.put_along_axis(&least, &minus_infinity()?, -1)
 }
 
-/// Divides by the temperature `t`, which must be above 0. If `1 / t` would overflow, the smallest
-/// possible `t` is used instead.
+/// Divides logits by the temperature `t`, which must be above 0. `1 / t` is limited to the greatest
+/// finite value.
 pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
     let inverses: Vec<f32> = t.iter().copied().map(inverse).collect();
     logits.multiply(&column(&inverses)?)
 }
 
-/// `1 / t`, limited to the greatest finite value.
+/// Returns `1 / t`, limited to the greatest finite value.
 pub(super) fn inverse(t: f32) -> f32 {
     (1.0 / t).min(f32::MAX)
 }
 
-/// The `k` greatest logits of each row in ascending order, and their ids: `[B, k]` each.
+/// Returns the `k` greatest logits of each row in ascending order, and their ids: `[B, k]` each.
 pub(super) fn greatest(logits: &Array, k: i32) -> Result<(Array, Array)> {
     let n = logits.dim(-1)?;
     let ids = logits
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(is_kept(0.7), [false, true, false, true]);
         assert_eq!(is_kept(0.9), [true, true, false, true]);
         assert_eq!(is_kept(0.999), [true, true, true, true]);
-        // However small p is, one token must be kept.
+        // One token must be kept even for a tiny p.
         assert_eq!(is_kept(1e-12), [false, true, false, false]);
         assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), &[0.5])), [NO, 2.0, NO]);
     }

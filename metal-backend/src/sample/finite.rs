@@ -1,9 +1,9 @@
-//! The check that a row of logits has a finite maximum.
+//! Checks that a row of logits has a finite maximum.
 
 use inference::{Error, ErrorKind, Result};
 
-/// Refuses a row whose greatest logit `greatest` is not finite, because no token can be drawn.
-/// `step` is the token's number in the reply, from 1.
+/// Returns an error if a row's greatest logit `greatest` is not finite, because then no token can
+/// be drawn. `step` is the token's number in the reply; the first token is 1.
 ///
 /// # Errors
 /// [`ErrorKind::Engine`], with the step.

@@ -1,9 +1,8 @@
-//! Grammars over a model's vocabulary, based on the crate `llguidance`. They determine the tokens
-//! that may come next.
+//! Grammars over a model's vocabulary, based on the crate `llguidance`. They restrict the next
+//! token.
 //!
-//! The vocabulary becomes a byte trie once per model. Concurrent and consecutive requests share a
-//! compiled grammar. This file has no arrays: `penalties::allow` applies the mask, and the sampler
-//! drives the matcher.
+//! The vocabulary becomes a byte trie once per model. Requests share compiled grammars. This module
+//! uses no arrays: `penalties::allow` applies the mask, and the sampler advances the matcher.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::text::Tokenizer;
 
-/// The maximum supported token length in bytes, a limit of the trie's nodes.
+/// The maximum supported token length in bytes. The trie's nodes impose it.
 const LONGEST_TOKEN: usize = 1000;
 
 /// The maximum number of ids that the trie supports.
@@ -55,7 +54,7 @@ impl std::fmt::Debug for Compiled {
     }
 }
 
-/// The compiled grammars that are in use, and the most recently used others.
+/// The compiled grammars in use, and the most recently used ones.
 #[derive(Default)]
 struct Known {
     all: Vec<Weak<Compiled>>,
@@ -92,8 +91,8 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Creates a compiler for the vocabulary of `tokenizer`. The model uses its first `vocabulary`
-    /// ids. `eos` are the tokens that end a reply.
+    /// Creates a compiler for the vocabulary of `tokenizer`. The model has logits for the first
+    /// `vocabulary` ids. `eos` are the tokens that end a reply.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32], vocabulary: usize) -> Self {
         Self {
@@ -112,16 +111,16 @@ impl Compiler {
     /// empty; [`ErrorKind::Unsupported`] for an unusable vocabulary.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let compiled = self.prepare(grammar)?;
-        // Each reply gets a copy with separate state, so that replies do not block each other.
+        // Each reply gets a copy with separate state, because matching changes the state.
         let inner = compiled.start.lock().deep_clone();
         Ok(self.matcher(inner))
     }
 
-    /// Returns the compiled grammar. Later requests reuse it as long as it exists. Any thread may
-    /// call this function, and no lock is held while a grammar is compiled.
+    /// Returns the compiled grammar. Later requests reuse it while a reference exists. Any thread
+    /// may call this function, and no lock is held during compilation.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// The errors of [`Self::compile`].
     pub fn prepare(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
         let known = || self.known.lock();
         let cached = known().find(grammar);
@@ -150,7 +149,8 @@ impl Compiler {
 
     fn compile_apart(&self, grammar: &Grammar) -> Result<Matcher> {
         grammar.validate()?;
-        // The library recurses over a grammar, and the caller's stack may be too small for that.
+        // The library recurses over a grammar, and the caller's stack may be too small for this
+        // recursion.
         let builder = thread::Builder::new().name(String::from("grammar"));
         thread::scope(|scope| {
             let compile = || self.compile_here(grammar);
@@ -237,8 +237,8 @@ impl Compiler {
         Ok(factory)
     }
 
-    /// The bytes of a token in the form that the trie expects. Control tokens start with a byte
-    /// that never occurs in text. Tokens that must never be drawn are empty.
+    /// Returns the bytes of a token in the form that the trie expects. Control tokens start with a
+    /// byte that never occurs in text. Tokens that must never be drawn are empty.
     fn word(&self, id: u32, ends: bool) -> Vec<u8> {
         let marker = TokTrie::SPECIAL_TOKEN_MARKER;
         let tokenizer = &self.tokenizer;
@@ -265,7 +265,7 @@ impl std::fmt::Debug for Compiler {
     }
 }
 
-/// The tokens that may come next in one reply.
+/// Tracks which tokens may come next in one reply.
 pub struct Matcher {
     inner: llguidance::Matcher,
     eos: Arc<[u32]>,
@@ -273,7 +273,7 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// Accepts the sampled token. Tokens after a token that ended the reply are ignored.
+    /// Accepts the sampled token. Ignores tokens after the token that ended the reply.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if the grammar does not allow the token.
@@ -293,9 +293,9 @@ impl Matcher {
         })
     }
 
-    /// The tokens that may come next, as bits: token `i` is bit `i % 32` of word `i / 32`. Missing
-    /// words count as zero. `None` after the end of the reply. If the reply is complete and cannot
-    /// continue, only end-of-text tokens are allowed.
+    /// Returns the tokens that may come next, as bits: token `i` is bit `i % 32` of word `i / 32`.
+    /// Missing words count as zero. Returns `None` after the end of the reply. If the reply is
+    /// complete and cannot continue, only end-of-text tokens are allowed.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if matching exceeds the limits.
@@ -335,7 +335,8 @@ fn describe(grammar: &Grammar) -> &'static str {
     }
 }
 
-/// The schema with limited white space. A schema with an `x-guidance` setting does not change.
+/// Returns the schema with limited white space. A schema that has an `x-guidance` setting is not
+/// changed.
 fn with_space(schema: &Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object.clone(),

@@ -1,12 +1,12 @@
-//! Tests grammars over small vocabularies: allowed and refused tokens, and that every reply matches
-//! its grammar.
+//! Tests grammars over small vocabularies: allowed and forbidden tokens, and that every reply
+//! matches its grammar.
 
 use super::*;
 use crate::text::test_support::{END_OF_TEXT, IM_END, byte_level, sentence_piece};
 
 fn compiler(tokenizer: Tokenizer, eos: &[u32]) -> Compiler {
     let n = tokenizer.vocab_size();
-    // A model may have more rows than its tokenizer has tokens.
+    // A model may have more logits than its tokenizer has tokens.
     Compiler::new(Arc::new(tokenizer), eos, n + 7)
 }
 
@@ -25,9 +25,8 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
         .collect()
 }
 
-/// Generates a reply of at most `limit` tokens, pseudo-randomly from the allowed tokens. The reply
-/// ends where the grammar first allows an end after `eager` tokens. Returns the text and whether it
-/// ended.
+/// Generates a pseudo-random reply of at most `limit` allowed tokens. After `eager` tokens, the
+/// reply ends where the grammar first allows it. Returns the text and whether the reply ended.
 fn reply(
     compiler: &Compiler,
     grammar: &Grammar,
@@ -203,14 +202,14 @@ fn a_grammar_is_compiled_once_while_it_is_known() {
     let c = bytes();
     let grammar = Grammar::Regex("abc".into());
     let compiled = c.prepare(&grammar).unwrap();
-    // Replies must share the compiled grammar and no state.
+    // Replies must share the compiled grammar, but no state.
     let (mut one, mut other) = (c.compile(&grammar).unwrap(), c.compile(&grammar).unwrap());
     let first = allowed(&mut one);
     one.accept(c.tokenizer.id_of("a").unwrap()).unwrap();
     assert_ne!(allowed(&mut one), first);
     assert_eq!(allowed(&mut other), first);
     assert_eq!(allowed(&mut c.compile(&grammar).unwrap()), first);
-    // After further grammars, the grammar in use must be kept, and unused ones must be dropped.
+    // Compiling further grammars must keep the grammar in use and drop unused ones.
     let mut gone = Weak::new();
     for i in 0..2 * RECENT {
         let other = c.prepare(&Grammar::Regex(format!("x{i}"))).unwrap();
@@ -277,7 +276,7 @@ fn a_vocabulary_without_an_end_is_unsupported() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
 }
 
-/// A chain of `n` definitions, in which each refers to the next.
+/// A chain of `n` definitions, each of which refers to the next.
 fn chain(n: usize, link: impl Fn(String) -> Value) -> Grammar {
     let mut defs = Map::new();
     for i in 1..n {
@@ -445,7 +444,7 @@ fn largest() -> Vec<(&'static str, Grammar)> {
     ]
 }
 
-/// The results may differ, but no grammar may overflow the caller's stack.
+/// A grammar may compile or fail, but no grammar may overflow the caller's stack.
 #[test]
 fn the_largest_grammars_fit_small_stacks() {
     let compiler = bytes();
@@ -481,7 +480,7 @@ fn the_largest_grammars_fit_small_stacks() {
             usable.push(name);
         }
     }
-    // llguidance refuses the other grammars only after it has processed them.
+    // llguidance rejects these grammars only after it has processed them.
     for name in [
         "properties",
         "all",

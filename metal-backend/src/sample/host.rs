@@ -1,5 +1,5 @@
-//! The state of requests that need each token on the host before the next token is drawn: logits
-//! processors and a grammar. The sampler applies their results to the logits on the device.
+//! The state of requests that need each token on the host before the next draw: logits processors
+//! and a grammar. The sampler applies their results to the logits on the device.
 
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
@@ -22,7 +22,7 @@ impl Host {
     /// Reads the last token. Waits if the token is still being computed.
     ///
     /// # Errors
-    /// As [`check_greatest`]; if the grammar refuses the token.
+    /// The errors of [`check_greatest`]; also if the grammar rejects the token.
     pub(super) fn catch_up(&mut self) -> Result<()> {
         let Some((token, greatest)) = self.pending.take() else {
             return Ok(());
@@ -39,8 +39,8 @@ impl Host {
 
     pub(super) fn process(&mut self, logits: &Array) -> Result<Array> {
         let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
-        // The model's logits are checked before the processors run, so that no processor is blamed
-        // for them.
+        // The model's logits are checked before the processors run, so that an error is not
+        // attributed to a processor.
         let greatest = values.iter().copied().fold(f32::NEG_INFINITY, |a, b| {
             if a.is_nan() || b <= a { a } else { b }
         });
@@ -66,8 +66,8 @@ impl Host {
         }
     }
 
-    /// The tokens that the grammar allows, without the tokens `banned`. The tokens `too_early` are
-    /// removed too, unless no token would remain. `None` without a grammar.
+    /// Returns the tokens that the grammar allows, without the tokens `banned`. Also removes the
+    /// tokens `too_early`, unless no token would remain. Returns `None` without a grammar.
     pub(super) fn allowed(
         &mut self,
         banned: &[u32],
@@ -77,7 +77,8 @@ impl Host {
             return Ok(None);
         };
         clear(&mut words, banned);
-        // The grammar takes precedence: if it requires the end of the reply, the end is allowed.
+        // The grammar takes precedence over the minimum length: if it requires the end of the
+        // reply, the end is allowed.
         let mut longer = words.clone();
         clear(&mut longer, too_early);
         if longer.iter().any(|&w| w != 0) {

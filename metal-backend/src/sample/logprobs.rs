@@ -1,5 +1,5 @@
 //! Log-probabilities of sampled tokens and of their most probable alternatives. The device computes
-//! them together with the draw, and only they are copied to the host.
+//! them together with the draw, and only the log-probabilities are copied to the host.
 
 use mlx_rs_core::{Array, Result};
 
@@ -19,7 +19,7 @@ impl Logprobs {
     /// Computes the log-probabilities of `tokens` `[B]` under `logits` `[B, V]`, and of the `n`
     /// most probable tokens (all tokens, if there are fewer).
     ///
-    /// `logits` are float32. `on_cpu`: the current stream is on the CPU.
+    /// `logits` are float32. `on_cpu` says whether the current stream is on the CPU.
     pub fn new(logits: &Array, tokens: &Array, n: usize, on_cpu: bool) -> Result<Self> {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);

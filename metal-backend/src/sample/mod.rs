@@ -1,15 +1,15 @@
 //! Samples tokens from logits on the device, without a copy of the logits to the host. There are
-//! two exceptions. A request with logits processors in Rust copies its row. A request with a
-//! grammar copies its previous token to the host, and one bit per token of the vocabulary to the
-//! device.
+//! two exceptions. A request with logits processors in Rust copies its row to the host. A request
+//! with a grammar copies its previous token to the host, and one bit per token of the vocabulary to
+//! the device.
 //!
 //! Each request has a [`Sampler`]. [`sample`] processes one sampler for each row of a batch, and
 //! rows may join and leave between steps. A row's token depends only on its logits, options and
-//! step. So a request gets the same reply alone and in a batch.
+//! step, so a request gets the same reply alone and in a batch.
 //!
 //! `penalties` changes logits, in this order: repetition, presence and frequency, bias, logits
-//! processors, banned tokens, minimum length, grammar. `filters` has the filters, and `chain`
-//! applies them in one of two orders. On the CPU, one fused kernel does all of this
+//! processors, banned tokens, minimum length, grammar. `filters` implements the filters, and
+//! `chain` applies them in one of two orders. On the CPU, one fused kernel computes all stages
 //! (`exec::sampling`), except changes that must precede logits processors.
 
 mod chain;
@@ -23,7 +23,7 @@ mod penalties;
 mod random;
 
 pub use draw::{Drawn, sample};
-// A new filter needs no line here.
+// These imports cover new filters, too.
 pub use filters::*;
 pub use finite::check_greatest;
 pub use grammar::{Compiler, Matcher};
@@ -49,9 +49,9 @@ pub struct Context<'a> {
     pub vocabulary: usize,
     /// Tokens that end a reply.
     pub eos: &'a [u32],
-    /// Newline tokens. XTC never removes these and `eos`.
+    /// Newline tokens. XTC never removes newline tokens and `eos`.
     pub newline: &'a [u32],
-    /// Compiles grammars. Without a compiler, an option with a grammar is an error.
+    /// Compiles grammars. If `None`, an option with a grammar is an error.
     pub grammars: Option<&'a Compiler>,
     /// Whether sampling runs on the CPU.
     pub on_cpu: bool,
@@ -69,7 +69,7 @@ pub struct Sampler {
     /// The number of tokens that the repetition penalty covers; 0 means all.
     window: usize,
     /// Ids of recent tokens on the device; `None` while empty or not needed. The shape is `[1, n]`,
-    /// or `[n]` for the CPU kernel, which also counts the reply's tokens in this array.
+    /// or `[n]` for the CPU kernel, which derives the reply's token counts from it.
     history: Option<Array>,
     presence: f32,
     frequency: f32,
@@ -79,19 +79,20 @@ pub struct Sampler {
     /// Ids and biases on the device, `[1, n]` each.
     bias: Option<(Array, Array)>,
     banned: Arc<[u32]>,
-    /// Banned tokens and tokens that end the reply. All are forbidden before `min_tokens` tokens.
+    /// Banned tokens and tokens that end the reply. All are forbidden in the first `min_tokens`
+    /// tokens.
     banned_yet: Arc<[u32]>,
     min_tokens: u64,
     /// Tokens that end the reply.
     enders: Vec<u32>,
-    /// Banned tokens on the device, `[1, n]`; the second array also has the tokens that end the
+    /// Banned tokens on the device, `[1, n]`. `never_yet` also contains the tokens that end the
     /// reply.
     never: Option<Array>,
     never_yet: Option<Array>,
     logprobs: Option<usize>,
     host: Option<Host>,
     on_cpu: bool,
-    /// Whether the CPU kernel also changes the logits. Then the device only needs the history.
+    /// Whether the CPU kernel also changes the logits. The device then needs only the history.
     in_kernel: bool,
 }
 
@@ -125,7 +126,7 @@ fn ids(values: &[u32]) -> mlx_rs_core::Result<Option<Array>> {
 
 impl Sampler {
     /// Creates the sampler for `options`. The repetition penalty's history begins with `prompt`.
-    /// Without a seed, draws differ from call to call.
+    /// Without a seed, each sampler draws differently.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for options out of range, tokens outside the vocabulary, bans
@@ -136,7 +137,7 @@ impl Sampler {
         Self::of_valid(options, prompt, context)
     }
 
-    /// As [`Self::new`], for options that were already validated when the request arrived.
+    /// Creates a sampler as [`Self::new`], for options that were already validated.
     pub(crate) fn of_valid(
         options: &GenerateOptions,
         prompt: &[u32],
@@ -255,26 +256,27 @@ impl Sampler {
         Ok(())
     }
 
-    /// The number of alternatives that are reported with each token's log-probability; `None` if
-    /// the request wants no log-probabilities.
+    /// Returns how many alternatives are reported with each token's log-probability; `None` if the
+    /// request needs no log-probabilities.
     #[must_use]
     pub fn logprobs(&self) -> Option<usize> {
         self.logprobs
     }
 
-    /// The arrays that the next step needs. They are evaluated together with this step.
+    /// Returns the arrays that the next step needs. They are evaluated together with this step.
     pub fn state(&self) -> impl Iterator<Item = &Array> {
         self.history.iter().chain(&self.counts)
     }
 
-    /// Whether each token must be known on the host before the next token can be drawn.
+    /// Whether each token must be on the host before the next token can be drawn.
     #[must_use]
     pub fn waits(options: &GenerateOptions) -> bool {
         options.constraints.grammar.is_some() || !options.constraints.logits_processors.is_empty()
     }
 
-    /// A snapshot of the state after the tokens drawn so far. A sampler that waits for each token
-    /// ([`Self::waits`]) has further state, so its snapshot cannot be restored.
+    /// Returns a snapshot of the state after the tokens drawn so far. The state of processors and
+    /// grammars is not included, so a sampler that waits for each token ([`Self::waits`]) cannot be
+    /// restored.
     #[must_use]
     pub fn memory(&self) -> Memory {
         Memory {
@@ -316,7 +318,7 @@ impl Sampler {
                 || self.forbidden().is_some())
     }
 
-    /// The logits after all changes, `[1, V]` in float32.
+    /// Returns the logits after all changes, `[1, V]` in float32.
     fn changed(&mut self, logits: &Array) -> Result<Array> {
         let mut x = self.penalized(logits).map_err(engine("sampling"))?;
         if let Some(host) = &mut self.host
@@ -331,7 +333,7 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the grammar and bans allow in this step; `None` without a grammar.
+    /// Returns the tokens that grammar and bans allow in this step; `None` without a grammar.
     fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
         let too_early = match self.step < self.min_tokens {
             true => self.enders.as_slice(),
@@ -343,7 +345,7 @@ impl Sampler {
         }
     }
 
-    /// The CPU kernel's description of this row.
+    /// Returns the CPU kernel's parameters for this row.
     fn row(&mut self) -> Result<SampleRow> {
         let pick = self.choice().pick();
         if !self.in_kernel || matches!(pick, Pick::Forced(_)) {
@@ -453,9 +455,9 @@ impl Sampler {
         Ok(())
     }
 
-    /// Appends a token `[1]` to the kernel's history. The kernel reads only the end of the history,
-    /// so it is trimmed only occasionally. It is never trimmed if the kernel counts the reply's
-    /// tokens in it.
+    /// Appends a token `[1]` to the kernel's history. If the kernel counts the reply's tokens, the
+    /// history must stay complete. Otherwise the kernel reads only its end, and it is trimmed
+    /// occasionally.
     fn append(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
         const SURPLUS: usize = 64;
         let counts = self.counts_tokens();
@@ -486,7 +488,7 @@ impl std::fmt::Debug for Sampler {
     }
 }
 
-/// Refuses tokens outside the vocabulary.
+/// Returns an error for tokens outside the vocabulary.
 fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let bias: Vec<u32> = options.constraints.logit_bias.keys().copied().collect();

@@ -1,5 +1,5 @@
-//! Changes of logits before the filters, as plain functions on `[1, V]`: penalties, biases, bans,
-//! and the mask of a grammar. All operations stay in MLX's graph.
+//! Changes logits before the filters, with functions on `[1, V]`: penalties, biases, bans and a
+//! grammar's mask. All operations stay in MLX's graph.
 
 use mlx_rs_core::{Array, Dtype, Result, where_};
 
@@ -15,13 +15,12 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
         &seen.multiply(&by)?,
         &seen.divide(&by)?,
     )?;
-    // Duplicate ids have equal values, so writing a value twice is harmless.
+    // Duplicate ids get equal values, so the order of the writes does not matter.
     logits.put_along_axis(history, &lowered, -1)
 }
 
-/// Subtracts `presence` from the logit of each token that occurred, and `frequency` for each
-/// occurrence. The formula is OpenAI's: `logit - presence * (count > 0) - frequency * count`.
-/// `counts` is float32 `[1, V]`.
+/// Computes `logit - presence * (count > 0) - frequency * count`, as OpenAI's API. `counts` is
+/// float32 `[1, V]`.
 pub fn count_penalty(
     logits: &Array,
     counts: &Array,
@@ -41,7 +40,7 @@ pub fn count_penalty(
     Ok(out)
 }
 
-/// `counts` `[1, V]` incremented for `token` `[1]`.
+/// Returns `counts` `[1, V]`, incremented for `token` `[1]`.
 pub fn count(counts: &Array, token: &Array) -> Result<Array> {
     let token = token.reshape(&[1, 1])?;
     let more = counts

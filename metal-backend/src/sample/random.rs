@@ -1,4 +1,4 @@
-//! The random numbers of a request. The key of a step depends only on the seed and the step. So no
+//! The random numbers of a request. The key of a step depends only on the seed and the step, so no
 //! state is needed, and other requests of a batch have no effect.
 
 use mlx_rs_core::distributed::Group;
@@ -6,8 +6,8 @@ use mlx_rs_core::random::Key;
 use mlx_rs_core::{Array, Result};
 use parking_lot::Mutex;
 
-/// The source of seeds for requests without a seed, in a group that computes one model. All
-/// processes make the same requests in the same order, so they get equal seeds.
+/// The source of seeds for requests without a seed, in a group of processes that compute one model.
+/// All processes make the same requests in the same order, so they get equal seeds.
 static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 
 /// The seed of one request.
@@ -20,17 +20,17 @@ impl Seed {
         Self(scramble(seed.unwrap_or_else(entropy)))
     }
 
-    /// The random key of a step.
+    /// Returns the random key of a step.
     pub(super) fn key(self, step: u64) -> Result<Key> {
         Key::new(self.word(step, 0))
     }
 
-    /// A random number in `[0, 1)` that does not depend on the key.
+    /// Returns a random number in `[0, 1)` that does not depend on the step's key.
     pub(super) fn coin(self, step: u64) -> f32 {
         (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// A random number in `[0, 1)` with 53 bits, for the draw.
+    /// Returns a random number in `[0, 1)` with 53 bits, for the draw.
     pub(super) fn uniform(self, step: u64) -> f64 {
         (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -40,8 +40,8 @@ impl Seed {
     }
 }
 
-/// A pseudo-random permutation of 64-bit words (the output function of `SplitMix64`, Steele et al.
-/// 2014).
+/// Applies a pseudo-random permutation of 64-bit words (the output function of `SplitMix64`, Steele
+/// et al. 2014).
 fn scramble(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -67,7 +67,7 @@ pub fn agree_on_entropy(group: Group) -> Result<()> {
     Ok(())
 }
 
-/// A 64-bit word that differs from call to call.
+/// Returns a 64-bit word that differs from call to call.
 fn entropy() -> u64 {
     let mut agreed = AGREED.lock();
     match agreed.as_mut() {
@@ -79,7 +79,7 @@ fn entropy() -> u64 {
     }
 }
 
-/// Random bits from the standard library's hasher, which the system seeds.
+/// Returns random bits from the standard library's hasher, which the system seeds.
 fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new()

@@ -358,7 +358,7 @@ fn same_alone_and_together(on_cpu: bool) {
     assert_eq!(got, alone);
 }
 
-/// The definition of filters and draw: full sorts, and sums in float64.
+/// Filters and draw, computed from their definitions with full sorts and float64 sums.
 struct Reference {
     logits: Vec<f32>,
     /// The inverse of the temperature.
@@ -370,7 +370,8 @@ struct Reference {
 }
 
 impl Reference {
-    /// All tokens in ascending order of logits; ties are in order of ids.
+    /// Returns all tokens in ascending order of logits. Tokens with equal logits are in order of
+    /// ids.
     fn ascending(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..self.logits.len() as u32).collect();
         ids.sort_by(|&a, &b| {
@@ -385,7 +386,8 @@ impl Reference {
         logits.fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// The weights of tokens under `softmax(logits * scale)`, relative to the greatest weight.
+    /// Returns the weights of tokens under `softmax(logits * scale)`, relative to the greatest
+    /// weight.
     fn weights(&self, of: &[u32], scale: f64) -> Vec<f64> {
         let max = self.max(of);
         let weight = |&id: &u32| match f64::from(self.logits[id as usize]) {
@@ -396,7 +398,7 @@ impl Reference {
         of.iter().map(weight).collect()
     }
 
-    /// Top-p: removes tokens if the more probable tokens already have at least `p` of the weight
+    /// Applies top-p: removes a token if the more probable tokens already reach the fraction `p` of
     /// `total`.
     fn nucleus(&self, left: &mut Vec<u32>, total: f64) {
         let weights = self.weights(left, 1.0);
@@ -409,9 +411,9 @@ impl Reference {
         left.drain(..weights.len() - smallest.count().max(1));
     }
 
-    /// Min-p.
+    /// Applies min-p.
     fn at_least(&self, min_p: f32, left: &mut Vec<u32>) {
-        // If logits are infinite, their difference is NaN, so `min_p` 0 must not compute it.
+        // Infinite logits have the difference NaN, so `min_p` 0 must not compute a difference.
         let least = match min_p {
             0.0 => f64::NEG_INFINITY,
             p => self.max(left) + f64::from(p).ln(),
@@ -419,7 +421,7 @@ impl Reference {
         left.retain(|&id| f64::from(self.logits[id as usize]) >= least);
     }
 
-    /// XTC.
+    /// Applies XTC.
     fn exclude_top(&self, threshold: f32, spared: &[u32], left: &mut Vec<u32>) {
         let weights = self.weights(left, 1.0);
         let total: f64 = weights.iter().sum();
@@ -432,7 +434,7 @@ impl Reference {
         left.retain(|id| weights.next().unwrap() / total <= least || spared.contains(id));
     }
 
-    /// The token at which the cumulative weight passes `uniform` of the total.
+    /// Returns the token at which the cumulative weight passes `uniform * total`.
     fn draw(&self, left: &[u32]) -> u32 {
         let weights = self.weights(left, self.scale);
         let target = self.uniform * weights.iter().sum::<f64>();
@@ -451,7 +453,7 @@ impl Reference {
     }
 }
 
-/// Small shifts of the thresholds of the draw and of top-p. Rounding may cross a threshold.
+/// Small shifts of the thresholds of the draw and of top-p, because rounding may cross a threshold.
 #[derive(Clone, Copy)]
 struct Nudge {
     uniform: f64,
@@ -476,8 +478,7 @@ impl Nudge {
     };
 }
 
-/// The draw of a step, computed from the definitions of its stages: the reference for the CPU
-/// kernel.
+/// Draws from the definitions of the stages. The CPU kernel is compared with this reference.
 fn by_stages(
     o: &GenerateOptions,
     prompt: &[u32],
@@ -535,7 +536,8 @@ fn by_stages(
         && o.sampling.top_k <= 1024
         && !excludes;
     if by_rank {
-        // Probabilities refer to the whole row. The draw begins with the least probable token.
+        // Probabilities are relative to the whole row. The draw begins with the least probable
+        // token.
         let mut left = reference.ascending();
         let total = reference.weights(&left, 1.0).iter().sum();
         left.drain(..left.len() - o.sampling.top_k);

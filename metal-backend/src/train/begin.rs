@@ -1,4 +1,4 @@
-//! Starts a run from an earlier adapter. The run uses the shape of that adapter, and the user's
+//! Starts a run from an existing adapter. The run uses the shape of that adapter, and the user's
 //! options must agree with it. `run.rs` runs the training.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 
-/// An adapter in a directory: a given directory, or a temporary one that was made for a single
+/// An adapter in a directory: the user's directory, or a temporary one that was made for a single
 /// file.
 pub(super) enum Staged {
     Given(PathBuf),
@@ -30,7 +30,7 @@ impl Staged {
         }
     }
 
-    /// A note for the user.
+    /// Returns a note for the user, if the adapter's settings had to be assumed.
     pub(super) fn note(&self) -> Option<&str> {
         match self {
             Self::Given(_) => None,
@@ -39,8 +39,9 @@ impl Staged {
     }
 }
 
-/// Provides a directory for [`TrainConfig::resume_adapter_file`]. A file without a configuration in
-/// its directory gets a configuration made from `config`.
+/// Returns a directory for the adapter at `path` ([`TrainConfig::resume_adapter_file`]). A single
+/// file is copied to a temporary directory. If no configuration is beside the file, one is made
+/// from the tensors and `config`.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -78,8 +79,8 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
     Ok(Staged::Made(made, Some(note)))
 }
 
-/// A configuration for a single file. The type follows from its tensor names, the scale from
-/// `config`, rank and layers from its tensors.
+/// Makes an adapter configuration for a single file. The type follows from the tensor names, rank
+/// and layers from the tensors, the scale from `config`.
 fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     let loaded = io::load_safetensors(path)
         .map_err(|e| invalid(path, "the tensors cannot be read").with_source(e))?;
@@ -102,8 +103,8 @@ fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     Ok(made)
 }
 
-/// Sets shape options in `config` that were not given ([`TrainConfig::given`]) to those of the
-/// initial adapter. The adapter keeps its earlier dropout.
+/// Checks shape options that were given ([`TrainConfig::given`]) against the initial adapter. Sets
+/// the others from that adapter. A given dropout replaces the adapter's dropout.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`], with the first option that contradicts the adapter.
@@ -152,7 +153,7 @@ pub(super) fn agree(
         }
         (lora.rank, lora.scale) = (rank, low.scale);
         if given.dropout {
-            // Dropout does not affect the adapter's output at inference.
+            // Dropout is used only in training, so another dropout does not contradict the adapter.
             let mut low = low.clone();
             low.dropout = lora.dropout;
             passes.change([(Arc::clone(slot), Some(Delta::LowRank(low)))]);
@@ -163,8 +164,7 @@ pub(super) fn agree(
     Ok(())
 }
 
-/// Checks the options for blocks and projections against the adapter, or sets them from the
-/// adapter.
+/// Checks the options for blocks and projections against the adapter, or sets them from it.
 fn layers(
     config: &mut TrainConfig,
     adapter: &LoraAdapter,

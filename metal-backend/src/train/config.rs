@@ -1,10 +1,10 @@
-//! The options of a training run. They are read from a YAML or TOML file, with the names of Python
+//! The options of a training run. A YAML or TOML file contains them, with the names of Python
 //! mlx-lm's `lora` config.
 //!
 //! Each option is declared once, in this file. `read.rs` reads files, `check.rs` validates, and
-//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except `pack`,
-//! `keep_order`, `skip_bad_lines`, `batch_order`, `backend`, `dtype`, `max_grad_norm`, `compile`,
-//! and `method` with the options of its methods, which are ours.
+//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except these:
+//! `pack`, `keep_order`, `skip_bad_lines`, `batch_order`, `backend`, `dtype`, `max_grad_norm`,
+//! `compile`, and `method` with the options of its methods.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,15 +48,14 @@ options! {
 }
 
 options! {
-    /// All options of a run. A field that is missing in a file has its default, which is mlx-lm's
-    /// default.
+    /// All options of a run. An option that is missing in a file gets mlx-lm's default.
     TrainConfig, at (config) {
         /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face
         /// Hub.
         model: Option<String> = None, Flag::new(General, "MODEL").short('m');
         /// Train. Implied unless test is given.
         train: bool = false, Flag::new(General, "");
-        /// Measure on test.jsonl after training. Without training, measure the adapter in
+        /// Measure on the test data after training. Without training, measure the adapter in
         /// adapter_path, or the model alone if adapter_path is empty.
         test: bool = false, Flag::new(General, "");
         /// The weights to train.
@@ -67,7 +66,7 @@ options! {
         /// 0.01}`.
         optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>> = BTreeMap::new();
         /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl, or one file.
-        /// Parquet files may have the place of JSONL files.
+        /// Parquet files can replace JSONL files.
         data: Option<PathBuf> = None, Flag::new(General, "DIR").short('d');
         /// Determines the order of batches, the initial adapters and dropout.
         seed: u32 = 0, Flag::new(Steps, "N");
@@ -86,9 +85,10 @@ options! {
         /// Batches between validations.
         steps_per_eval: u64 = 200, Flag::new(Reports, "N");
         /// Stop after this number of validations in sequence without a lower loss. The best adapter
-        /// is kept in best, with and without this option.
+        /// is saved in the subdirectory best, with and without this option.
         early_stopping_patience: Option<u64> = None, Flag::new(Reports, "N");
-        /// How much lower than the best loss a loss must be, for early_stopping_patience.
+        /// The amount by which a loss must be below the best loss to count as lower, for
+        /// early_stopping_patience.
         early_stopping_threshold: f64 = 0.0, Flag::new(Reports, "X");
         /// The adapter to continue from (a directory or a .safetensors file), instead of a new one.
         /// Shape options that are given must agree with its adapter_config.json.
@@ -140,8 +140,8 @@ options! {
         desirable_weight: f32 = 1.0, Flag::new(Steps, "X");
         /// The weight of bad replies, for kto.
         undesirable_weight: f32 = 1.0, Flag::new(Steps, "X");
-        /// The program that judges replies, for grpo. It reads a JSON object a line, with the
-        /// fields of the data's line and completion, and writes a number a line.
+        /// The program that judges replies, for grpo. It reads one JSON object per line: the fields
+        /// of the data's line, and completion. It writes one number per line.
         reward_command: Option<String> = None, Flag::new(General, "COMMAND");
         /// The number of replies to each prompt, for grpo. A batch has batch_size prompts.
         num_generations: usize = 8, Flag::new(Steps, "N");
@@ -149,21 +149,21 @@ options! {
         max_completion_length: usize = 256, Flag::new(Data, "N");
         /// The temperature at which replies are drawn, for grpo.
         temperature: f32 = 1.0, Flag::new(Steps, "X");
-        /// The probability mass of the tokens that can be drawn, for grpo.
+        /// The probability mass of the tokens from which replies are drawn, for grpo.
         top_p: f32 = 1.0, Flag::new(Steps, "X");
-        /// The divisor of advantages, for grpo: group is the standard deviation of the rewards of
-        /// a prompt.
+        /// The divisor of advantages, for grpo. The value group means the standard deviation of a
+        /// prompt's rewards.
         scale_rewards: ScaleRewards = ScaleRewards::default(), Flag::new(Steps, "NAME");
-        /// How the losses of tokens become one loss, for grpo: dapo is the mean over all tokens of
-        /// an update, bnpo that of a batch, grpo the mean over replies, and dr_grpo divides by the
-        /// maximum length.
+        /// How the losses of tokens are reduced to one loss, for grpo: dapo is the mean over all
+        /// tokens of an update; bnpo is the mean over all tokens of a batch; grpo is the mean over
+        /// replies; dr_grpo divides the sum by the maximum length.
         loss_type: LossType = LossType::default(), Flag::new(Steps, "NAME");
-        /// The number of updates by the same replies, for grpo.
+        /// The number of updates that use the same replies, for grpo.
         num_iterations: u64 = 1, Flag::new(Steps, "N");
-        /// How far the ratio of a token's new and old probability may leave 1, for grpo with
-        /// num_iterations above 1. Beyond it, the token has no gradient if the loss would fall.
+        /// How far below 1 the ratio of a token's new and old probability is clipped, for grpo with
+        /// num_iterations above 1. A clipped token has no gradient.
         epsilon: f32 = 0.2, Flag::new(Steps, "X");
-        /// The upper bound of that ratio minus 1, for grpo. Without it, epsilon.
+        /// How far above 1 that ratio is clipped, for grpo. Without it, epsilon.
         epsilon_high: Option<f32> = None, Flag::new(Steps, "X");
         /// The factor on cosine similarities, for contrastive: the inverse of the temperature,
         /// which sentence-transformers calls scale.
@@ -192,8 +192,9 @@ options! {
         /// Trace a step once per batch shape, and replay it for other batches of this shape; auto:
         /// only on a GPU.
         compile: Compile = Compile::default(), Flag::new(Steps, "WHEN");
-        /// Which options were given explicitly. Those of the adapter's shape must agree with
-        /// `resume_adapter_file`; the others are set from that adapter or by the kind of the model.
+        /// Which options were given explicitly. Given options of the adapter's shape must agree
+        /// with `resume_adapter_file`. Options that were not given are set from that adapter, or by
+        /// the kind of model.
         #[serde(skip)]
         given: Given = Given::default();
     }

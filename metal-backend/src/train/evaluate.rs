@@ -1,5 +1,5 @@
-//! Computes mean loss, perplexity and accuracy of a model over the target tokens of a data set. No
-//! weights change.
+//! Computes mean loss, perplexity and accuracy of a model over the target tokens of a data set. It
+//! does not change weights.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,8 @@ pub struct EvalReport {
     pub notes: Vec<String>,
 }
 
-/// The test file of a data set: the path itself, or `test.jsonl` if the path is a directory.
+/// Returns the test file of a data set: the path itself, or `test.jsonl` if the path is a
+/// directory.
 fn test_file(data: &Path) -> Result<PathBuf> {
     let file = if data.is_dir() {
         files::part(data, "test")?.unwrap_or_else(|| data.join("test.jsonl"))
@@ -54,8 +55,8 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Cancelled, "the evaluation was interrupted")
 }
 
-/// Loads a model, with the adapter in the options, and evaluates it. `data` is a JSONL file, or a
-/// directory with `test.jsonl`. `config` has the method and its parameters, and how lines are read.
+/// Loads a model, with the adapter in the options, and evaluates it. `data` is a file, or a
+/// directory with a test file. `config` selects the method, its parameters, and how lines are read.
 ///
 /// # Errors
 /// Errors of loading and of reading data; [`ErrorKind::Unsupported`] if the method does not fit the

@@ -1,4 +1,4 @@
-//! The examples of a run for its objective, and the stream of their batches.
+//! The examples of a run, read for its objective, and the stream of batches of these examples.
 
 use std::path::Path;
 
@@ -53,8 +53,8 @@ impl Examples {
         }
     }
 
-    /// Reads the usable examples of a file for the method of `config`. Notes about the others are
-    /// added to `notes`.
+    /// Reads the usable examples of a file for the method of `config`. Adds notes about unusable
+    /// examples to `notes`.
     pub fn read(
         path: &Path,
         engine: &Engine,
@@ -77,7 +77,7 @@ impl Examples {
         })
     }
 
-    /// Scores a model on the examples; `None` when cancelled.
+    /// Scores a model on the examples; `None` if `cancel` is set.
     pub fn score(
         &self,
         engine: &Engine,
@@ -122,7 +122,8 @@ fn of_verdicts(data: &Verdicts, most: usize, notes: &mut Vec<String>) -> Example
     Examples::Verdicts(verdicts)
 }
 
-/// The prompts of at most `most` tokens. A cut prompt would be another one.
+/// Returns the prompts of at most `most` tokens. A longer prompt is dropped, because truncation
+/// would change its meaning.
 fn short(data: Prompts, most: usize, notes: &mut Vec<String>) -> Vec<PromptLine> {
     let all = data.prompts.len();
     let mut prompts = data.prompts;
@@ -137,7 +138,8 @@ fn short(data: Prompts, most: usize, notes: &mut Vec<String>) -> Vec<PromptLine>
     prompts
 }
 
-/// Refuses examples that would be alone in their batch, without any negative.
+/// Returns an error if an example would be alone in its batch and has no negatives, because its
+/// loss would be 0.
 fn of_related(
     file: RelatedFile,
     config: &TrainConfig,
@@ -153,7 +155,7 @@ fn of_related(
     Ok(Examples::Related(file.examples))
 }
 
-/// How the texts of a line become token ids for an encoder.
+/// Returns how an encoder's texts become token ids.
 fn encoding<'a>(engine: &'a Engine, config: &TrainConfig) -> Encoding<'a> {
     Encoding {
         sentence: engine.sentence(),
@@ -164,7 +166,7 @@ fn encoding<'a>(engine: &'a Engine, config: &TrainConfig) -> Encoding<'a> {
     }
 }
 
-/// The three parts of a run's data.
+/// The data of a run: training, validation and test.
 #[derive(Default)]
 pub(super) struct Parts {
     /// The training examples.
@@ -180,7 +182,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Reads the data of a run. Notes about the data are added to `notes`.
+    /// Reads the data of a run. Adds notes about the data to `notes`.
     pub fn read(
         dir: &Path,
         engine: &Engine,
@@ -237,8 +239,8 @@ impl Parts {
         }
     }
 
-    /// The parts that the run uses. `examples` converts a file, and learns whether it is for
-    /// training.
+    /// Converts the data that the run uses. `examples` converts a file; its second argument says
+    /// whether the file is for training.
     fn of<T>(
         data: DataDir<T>,
         config: &TrainConfig,
@@ -263,7 +265,7 @@ impl Parts {
         })
     }
 
-    /// The stream of training batches, from its start.
+    /// Returns the stream of training batches, from its start.
     pub fn train_stream(&self, config: &TrainConfig) -> Result<Stream<'_>> {
         let options = config.batch_options();
         let most = options.max_seq_length;
@@ -306,13 +308,13 @@ impl Parts {
 pub(super) enum Stream<'a> {
     /// Batches of texts.
     Texts(Batches<'a>),
-    /// Batches of other training examples: all examples, the batches as lists of indices, and the
-    /// maximum ids per row.
+    /// Batches of other training examples: the data, lists of row indices, and the maximum number
+    /// of tokens per row.
     Items(&'a Parts, Rows, usize),
 }
 
 impl Stream<'_> {
-    /// The number of examples that are in no batch.
+    /// Returns the number of examples that are in no batch.
     pub fn left_over(&self) -> usize {
         match self {
             Self::Texts(batches) => batches.left_over(),
@@ -328,8 +330,8 @@ impl Stream<'_> {
         }
     }
 
-    /// Trains on the next batch. Returns the number of batches taken from the data, and the report,
-    /// which is `None` if the batch has no targets.
+    /// Trains on the next batch. Returns the number of batches taken from the data, and the report;
+    /// the report is `None` if the batch has no targets.
     pub fn step(
         &mut self,
         trainer: &mut Trainer,
@@ -423,7 +425,7 @@ mod tests {
             let parts = Parts::read(dir.path(), &engine, &config, &mut Vec::new()).unwrap();
             let expected = case["batches"].as_array().unwrap();
             assert_eq!(expected.len() as u64, config.iters);
-            // From the start, and from the batch at which a resumed run continues.
+            // A run starts at the first batch, or resumes after five batches.
             for skipped in [0, 5] {
                 let Stream::Texts(mut batches) = parts.train_stream(&config).unwrap() else {
                     panic!("no texts")

@@ -1,5 +1,5 @@
 //! Merges an adapter into its model: reads a directory of safetensors, and writes a directory with
-//! changed weights. Only one weight file is in memory at a time.
+//! the merged weights. Only one weight file is in memory at a time.
 
 mod formats;
 mod target;
@@ -23,8 +23,8 @@ use formats::Formats;
 use target::{Names, Target};
 
 /// Merges the adapter at `adapter` into the model at `model`, and writes the result to the new
-/// directory `output`. Quantized weights are quantized again in their format. So the merged model
-/// equals the adapted model up to quantization errors. Returns the number of changed tensors.
+/// directory `output`. Returns the number of changed tensors. Quantized weights are quantized again
+/// in the same format, so the merged model differs from the adapted model by quantization errors.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] if the output exists, [`ErrorKind::Unsupported`] for a GGUF file,
@@ -33,16 +33,16 @@ pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     fuse_as(model, adapter, output, false)
 }
 
-/// As [`fuse`], but every quantized matrix is written dequantized, in the type of its scales, so
+/// Merges as [`fuse`], but writes each quantized matrix dequantized, in the type of its scales, so
 /// that no precision is lost. A GGUF file is first converted to dense weights.
 ///
 /// # Errors
-/// As [`fuse`], except that a GGUF file is allowed.
+/// The errors of [`fuse`], except that a GGUF file is allowed.
 pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     let ModelFiles::Gguf(file) = locate(model)? else {
         return fuse_as(model, adapter, output, true);
     };
-    // Checked before the conversion, which can take minutes.
+    // This check is repeated later. It runs before the conversion, which can take minutes.
     must_be_new(output)?;
     let parent = parent_of(output);
     let work = WorkDir::new(parent, WORK_PREFIX).map_err(|e| failed(parent, e))?;
@@ -120,8 +120,8 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Copies the directories of sentence-transformers' modules (pooling, layers after pooling), which
-/// an adapter does not change.
+/// Copies the directories of sentence-transformers modules, which an adapter does not change:
+/// pooling and layers after pooling.
 fn copy_modules(model: &Path, fresh: &Path) -> Result<()> {
     let list = model.join(MODULES);
     if !list.is_file() {
@@ -155,7 +155,7 @@ fn copy_modules(model: &Path, fresh: &Path) -> Result<()> {
 /// The file that lists the modules of a sentence-transformers directory.
 const MODULES: &str = "modules.json";
 
-/// Reads the configuration or index of a model, and changes it to that of dequantized matrices.
+/// Reads a model's configuration or index, and removes what describes quantized matrices.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {
     let text = read_text(path, MAX_TEXT_FILE)?;
     let mut value = python_json::from_slice(text.as_bytes())
@@ -188,8 +188,8 @@ struct Fusion {
     names: Names,
     formats: Formats,
     dequantize: bool,
-    /// The merged weights: name of the layer, suffix of the weight, and index of the expert if
-    /// experts are stored one by one.
+    /// The merged weights: layer name, weight suffix, and expert index if experts are stored one by
+    /// one.
     done: BTreeSet<(String, &'static str, Option<i32>)>,
 }
 
@@ -236,7 +236,7 @@ impl Fusion {
         })
     }
 
-    /// The suffixes of the weights that the adapter changes in a layer.
+    /// Returns the suffixes of the weights that the adapter changes in a layer.
     fn changing(&self, layer: &str) -> Vec<&'static str> {
         if self.stored.replaces_weights() {
             self.stored.ends(layer).collect()
@@ -277,7 +277,7 @@ impl Fusion {
         }
     }
 
-    /// The shape of the expert stack, computed from the shape of a single expert.
+    /// Returns the shape of the expert stack, computed from the shape of a single expert.
     fn stacked(&self, layer: &str, shape: &[i32], expert: Option<i32>) -> Vec<i32> {
         let experts = expert.and_then(|_| self.stored.experts(layer));
         experts.into_iter().chain(shape.iter().copied()).collect()
@@ -307,7 +307,7 @@ impl Fusion {
             .map_err(engine("fuse"))
     }
 
-    /// The quantized matrix `stem` of a file; `None` if the matrix is not quantized.
+    /// Returns the quantized matrix `stem` of a file; `None` if the matrix is not quantized.
     fn packed(&self, arrays: &BTreeMap<String, Array>, stem: &str) -> Result<Option<Quantized>> {
         let part = |end: &str| arrays.get(&format!("{stem}.{end}")).cloned();
         let (Some(weight), Some(scales)) = (part("weight"), part("scales")) else {
@@ -328,7 +328,7 @@ impl Fusion {
         Ok(Some(packed))
     }
 
-    /// The adapter's low-rank term for a matrix of this shape.
+    /// Returns the adapter's low-rank term for a matrix of this shape.
     fn low_rank(&self, target: &Target, layer: &str, shape: &[i32]) -> Result<LowRank> {
         let kind = if TABLES.iter().any(|table| same_layer(&target.stem, table)) {
             SlotKind::Table
@@ -382,7 +382,7 @@ impl Fusion {
     }
 }
 
-/// The slice of one expert, or the whole stack if `expert` is `None`.
+/// Returns one expert's slice, or the complete stack if `expert` is `None`.
 fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
     match expert {
         Some(expert) => stack.slice_axis(0, expert, expert + 1)?.squeeze_axis(0),
@@ -390,10 +390,10 @@ fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// The names of embeddings.
+/// The names of embedding tables.
 const TABLES: [&str; 4] = ["embed_tokens", "embed_tokens_per_layer", "wte", "wpe"];
 
-/// The type to which a quantized matrix is dequantized.
+/// Returns the type to which a quantized matrix is dequantized.
 fn float_of(packed: &Quantized) -> Dtype {
     match packed.scales.dtype() {
         Dtype::Uint8 => Dtype::Bfloat16,
@@ -408,7 +408,7 @@ fn put_dense(arrays: &mut BTreeMap<String, Array>, stem: &str, dense: Array) {
     arrays.insert(format!("{stem}.weight"), dense);
 }
 
-/// The matrix with the low-rank term added.
+/// Returns the matrix with the low-rank term added. For DoRA, also rescales its rows.
 fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
     let float = |a: &Array| a.astype(Dtype::Float32);
     let sum = adapted(weight, &float(&low.a)?, &float(&low.b)?, low.scale)?;

@@ -3,8 +3,8 @@
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, arange};
 use serde::{Deserialize, Serialize};
 
-/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`. Unlike
-/// `-log(softmax)`, this formula is numerically stable. Computed in float32.
+/// Returns the cross-entropy at each position in nats: `logsumexp(logits) - logits[target]`. Unlike
+/// `-log(softmax)`, this formula is numerically stable. The computation is in float32.
 ///
 /// `logits` is `[.., vocab]`. `targets` `[..]` are token ids below `vocab`. Returns `[..]`.
 ///
@@ -30,10 +30,10 @@ pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
     logits.logsumexp(-1, false)?.subtract(&chosen)
 }
 
-/// The mean of [`cross_entropy_each`], a scalar.
+/// Returns the mean of [`cross_entropy_each`], a scalar.
 ///
 /// # Errors
-/// As [`cross_entropy_each`].
+/// The errors of [`cross_entropy_each`].
 pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     cross_entropy_each(logits, targets)?.mean(All, false)
 }
@@ -42,7 +42,7 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
 /// it, and weights between are allowed. Zero if all weights are 0.
 ///
 /// # Errors
-/// As [`cross_entropy_each`].
+/// The errors of [`cross_entropy_each`].
 pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Result<Array> {
     let mask = mask.astype(Dtype::Float32)?;
     let sum = cross_entropy_each(logits, targets)?
@@ -54,7 +54,7 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
     sum.divide(&count.add(&none.astype(Dtype::Float32)?)?)
 }
 
-/// Mean squared error, a scalar.
+/// Returns the mean squared error, a scalar.
 ///
 /// # Errors
 /// If the shapes do not match.
@@ -62,7 +62,7 @@ pub fn mse(predictions: &Array, targets: &Array) -> Result<Array> {
     predictions.subtract(targets)?.square()?.mean(All, false)
 }
 
-/// `log(sigmoid(x))`, in a form that does not overflow.
+/// Returns `log(sigmoid(x))` without overflow.
 fn log_sigmoid(x: &Array) -> Result<Array> {
     let zero = x.scalar_like(0.0)?;
     zero.subtract(&zero.logaddexp(&x.negative()?)?)
@@ -90,10 +90,9 @@ pub fn dpo(
     right.subtract(&wrong)?.mean(All, false)
 }
 
-/// Odds ratio preference (Hong et al. 2024, arXiv:2403.07691, equation 7): `-log(sigmoid(d))`,
-/// where `d` is the log of the odds of `chosen` minus that of `rejected`. The odds of probability
-/// `p` are `p / (1 - p)`. Each array is `[pairs]` of mean log-probabilities of a token. Returns
-/// `[pairs]`.
+/// Odds ratio preference (Hong et al. 2024, arXiv:2403.07691, equation 7):
+/// `-log(sigmoid(log_odds(chosen) - log_odds(rejected)))`, where the odds of a probability `p` are
+/// `p / (1 - p)`. Each array is `[pairs]` of mean log-probabilities per token. Returns `[pairs]`.
 ///
 /// # Errors
 /// If the shapes do not match.
@@ -118,10 +117,10 @@ pub struct Kto {
 }
 
 impl Kto {
-    /// Refuses values that are out of range.
+    /// Returns an error if a value is out of range.
     ///
     /// # Errors
-    /// The name, the value and the range.
+    /// A message with the name, the value and the range.
     pub fn check(&self) -> std::result::Result<(), String> {
         if !(self.beta.is_finite() && self.beta > 0.0) {
             return Err(format!(
@@ -140,9 +139,9 @@ impl Kto {
     }
 }
 
-/// Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8): the weight
-/// of a reply, times 1 minus its value. The value is `sigmoid(beta * (ratio - reference))` for a
-/// desirable reply, and `sigmoid(beta * (reference - ratio))` for another.
+/// Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8): `weight *
+/// (1 - value)`. The value is `sigmoid(beta * (ratio - reference))` for a desirable reply, and
+/// `sigmoid(beta * (reference - ratio))` for an undesirable reply.
 ///
 /// `ratios` `[replies]` are log-probabilities relative to the base model. `reference` is the
 /// estimated divergence from the base model. Returns `[replies]`.
@@ -173,7 +172,7 @@ pub fn kto(ratios: &Array, reference: f32, desirable: &[bool], options: Kto) -> 
         .multiply(&Array::vector(&weights)?)
 }
 
-/// How the losses of tokens become one loss, with TRL's names.
+/// How the losses of tokens are reduced to one loss, with TRL's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossType {
@@ -181,8 +180,8 @@ pub enum LossType {
     Grpo,
     /// The mean over all tokens of the batch.
     Bnpo,
-    /// The sum over tokens, divided by replies times the maximum length of a reply (Liu et al.
-    /// 2025, arXiv:2503.20783).
+    /// The sum over tokens, divided by `replies * max_completion_length` (Liu et al. 2025,
+    /// arXiv:2503.20783).
     DrGrpo,
     /// The mean over all tokens of all batches of an update (Yu et al. 2025, arXiv:2503.14476).
     #[default]
@@ -196,13 +195,13 @@ pub struct Grpo {
     pub beta: f32,
     /// The temperature at which replies are drawn; above 0.
     pub temperature: f32,
-    /// How the losses of tokens become one loss.
+    /// How the losses of tokens are reduced to one loss.
     pub loss_type: LossType,
     /// The maximum number of tokens in a reply.
     pub max_completion_length: usize,
-    /// How far below 1 the ratio of a token's probabilities still has a gradient; above 0.
+    /// The probability ratio of a token is clipped below at `1 - epsilon`; above 0.
     pub epsilon: f32,
-    /// How far above 1 the ratio of a token's probabilities still has a gradient; above 0.
+    /// The probability ratio of a token is clipped above at `1 + epsilon_high`; above 0.
     pub epsilon_high: f32,
 }
 
@@ -221,10 +220,10 @@ impl Default for Grpo {
 }
 
 impl Grpo {
-    /// Refuses values that are out of range.
+    /// Returns an error if a value is out of range.
     ///
     /// # Errors
-    /// The name, the value and the range.
+    /// A message with the name, the value and the range.
     pub fn check(&self) -> std::result::Result<(), String> {
         if !(self.beta.is_finite() && self.beta >= 0.0) {
             return Err(format!("beta is {}; it must be a number from 0", self.beta));
@@ -252,11 +251,11 @@ impl Grpo {
 }
 
 /// Advantages of replies in groups of `group`, which answer the same prompt (Shao et al. 2024,
-/// arXiv:2402.03300, section 4.1.2): the reward minus the mean of its group. With `scaled`, divided
-/// by the group's standard deviation plus 1e-4, as in TRL.
+/// arXiv:2402.03300, section 4.1.2): `reward - mean(group)`. With `scaled`, this is divided by the
+/// group's standard deviation plus 1e-4, as in TRL.
 ///
-/// The second result is the mean standard deviation of a group. A deviation of `n` rewards has the
-/// divisor `n - 1`.
+/// The second result is the mean over groups of the standard deviation, with the divisor `n - 1`
+/// for `n` rewards.
 #[must_use]
 pub fn group_advantages(rewards: &[f32], group: usize, scaled: bool) -> (Vec<f32>, f32) {
     let (mut advantages, mut deviations) = (Vec::with_capacity(rewards.len()), Vec::new());
@@ -278,26 +277,27 @@ pub fn group_advantages(rewards: &[f32], group: usize, scaled: bool) -> (Vec<f32
     (advantages, mean as f32)
 }
 
-/// What [`policy`] computes for each token, `[1, T]`.
+/// The results of [`policy`] for each token, `[1, T]`.
 pub struct PolicyLoss {
     /// The losses.
     pub losses: Array,
-    /// Estimated divergences from the base model, without gradient; `None` without base model.
+    /// Estimated divergences from the base model, without gradient; `None` without a base model.
     pub kl: Option<Array>,
     /// 1 where the ratio is clipped, else 0, without gradient; `None` without old
     /// log-probabilities.
     pub clipped: Option<Array>,
 }
 
-/// The loss of each token of generated replies (Shao et al. 2024, arXiv:2402.03300, equation 3):
-/// `-(min(ratio * advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) * advantage) - beta * kl)`.
-/// `ratio` is the probability of the token relative to the model that generated it. The upper bound
-/// of its own is that of Yu et al. 2025, arXiv:2503.14476. `kl` estimates the divergence from the
-/// base model by `exp(d) - d - 1` with `d = base - each` (Schulman 2020).
+/// Computes the loss of each token of generated replies (Shao et al. 2024, arXiv:2402.03300,
+/// equation 3): `-(min(ratio * advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) * advantage) -
+/// beta * kl)`. `ratio` is the token's probability divided by its probability under the model that
+/// generated it. The separate upper bound follows Yu et al. 2025, arXiv:2503.14476. The divergence
+/// from the base model is estimated as `kl = exp(d) - d - 1`, where `d = base - each` (Schulman
+/// 2020).
 ///
-/// `each`, `old`, `base` and `advantages` are `[1, T]`, the first three log-probabilities. Without
-/// `old`, the current model generated the replies. Then the ratio is 1, and only its gradient
-/// counts.
+/// `each`, `old`, `base` and `advantages` are `[1, T]`; the first three are log-probabilities.
+/// `None` for `old` means that the current model generated the replies: the ratio is 1 and only has
+/// a gradient.
 ///
 /// # Errors
 /// If the shapes do not match.
@@ -429,7 +429,7 @@ mod tests {
         let each = v(&ratios.map(f32::ln));
         let gains = v(&[2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0, -2.0]);
         let got = policy(&each, Some(&v(&[0.0; 8])), None, &gains, options).unwrap();
-        // A gain is bounded above, a loss is not.
+        // A positive advantage limits the ratio above, a negative one below.
         let expected = [-1.0, -1.9, -2.4, -2.6, 1.8, 1.9, 2.4, 3.0];
         for (got, expected) in got.losses.to_f32_vec().unwrap().iter().zip(expected) {
             assert!((got - expected).abs() < 1e-5, "{got} {expected}");

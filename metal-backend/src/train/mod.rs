@@ -1,5 +1,5 @@
-//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step,
-//! and the run around the steps. The caller displays the run.
+//! Fine-tuning: adapters on frozen models, gradients, losses, optimizers, the training step, and
+//! the run. The caller displays the progress of a run.
 //!
 //! A [`Trainer`] has a loaded model with an adapter. Its trainable parameters are sorted by name,
 //! and have the names that a checkpoint would use, such as
@@ -11,14 +11,15 @@
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas with their sources;
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file; [`objective`]: its method;
-//! - `step.rs`: a step, from sequences to updated parameters, also as a compiled graph
-//!   (`step/compiled.rs`);
+//! - `step.rs`: a step, from sequences to updated parameters; `step/compiled.rs`: the same as a
+//!   compiled graph;
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
 //!   `begin.rs`, `progress.rs`, `run_dir.rs`, `settings.rs`, `state.rs` and [`train_log`];
-//! - [`reward`]: judges generated replies, which `rollout.rs` makes and `replies.rs` uses;
+//! - [`reward`]: judges generated replies; `rollout.rs` generates them, `replies.rs` trains on
+//!   them;
 //! - `together.rs`: data-parallel training by several processes;
 //! - [`report`]: the metrics of a run in files that other programs read;
-//! - [`evaluate`]: how good a model is on data, with `scoring.rs`.
+//! - [`evaluate`]: measures a model on data, with `scoring.rs`.
 
 mod begin;
 pub mod config;

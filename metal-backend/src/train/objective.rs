@@ -1,5 +1,5 @@
-//! The objective of a run: a training method with its parameters, and the choice of the method for
-//! a kind of model.
+//! The objective of a run: a training method with its parameters. An encoder gets another method
+//! than a decoder.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -39,7 +39,7 @@ pub enum Objective {
 }
 
 impl Objective {
-    /// The error for examples that do not fit the objective, which a run never has.
+    /// Returns the error for examples that do not fit the objective. A run never causes this error.
     pub(super) fn mismatch(self, examples: &str) -> Error {
         let message = format!("{self:?} is not trained on {examples}");
         Error::new(ErrorKind::InvalidOption, message)
@@ -47,7 +47,7 @@ impl Objective {
 }
 
 impl TrainConfig {
-    /// The method with its parameters.
+    /// Returns the method with its parameters.
     #[must_use]
     pub fn objective(&self) -> Objective {
         match self.method {
@@ -80,7 +80,7 @@ impl TrainConfig {
         }
     }
 
-    /// `beta`, or its default for the method.
+    /// Returns `beta`, or its default for the method.
     pub(super) fn beta(&self) -> f32 {
         let default = if self.method == Method::Grpo {
             0.0
@@ -90,7 +90,7 @@ impl TrainConfig {
         self.beta.unwrap_or(default)
     }
 
-    /// The parameters of [`Objective::Grpo`].
+    /// Returns the parameters of [`Objective::Grpo`].
     pub(super) fn grpo(&self) -> Grpo {
         Grpo {
             beta: self.beta(),
@@ -102,12 +102,12 @@ impl TrainConfig {
         }
     }
 
-    /// Sets options that were not given and depend on the kind of the model: an encoder is trained
-    /// by similarity, with batches that are shuffled in each epoch.
+    /// Sets options that were not given and depend on the kind of model. An encoder is trained by
+    /// similarity, with batches that are shuffled in each epoch.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the method does not train this kind of model;
-    /// [`ErrorKind::InvalidOption`] if the chosen method contradicts other options.
+    /// [`ErrorKind::InvalidOption`] if the method contradicts other options.
     pub(super) fn settle(&mut self, engine: &Engine) -> Result<()> {
         let is_encoder = engine.is_encoder()?;
         let name = &engine.info().architecture;

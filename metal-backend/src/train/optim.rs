@@ -1,6 +1,6 @@
 //! Optimizers compute new parameters from parameters and gradients. The formulas are those of MLX's
-//! `mlx.optimizers`, with one difference: moments are float32 for all parameter types. So small
-//! updates of half-precision parameters are not lost.
+//! `mlx.optimizers`, with one difference: moments are float32 for all parameter types, so that
+//! small updates of half-precision parameters are not lost.
 
 mod rules;
 
@@ -19,17 +19,17 @@ use rules::Step;
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerConfig {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019):
-    /// `p (1 - lr wd) - lr m^ / (sqrt(v^) + eps)`.
+    /// `p * (1 - lr * wd) - lr * m^ / (sqrt(v^) + eps)`.
     AdamW {
         /// Decay of the first moment.
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Epsilon, added to the square root.
+        /// Epsilon, added to the square root of the second moment.
         eps: f32,
         /// Decay of the parameters.
         weight_decay: f32,
-        /// Whether moments are corrected for their start at zero. MLX's default is no correction.
+        /// Whether moments are corrected for their start at zero. MLX's default is `false`.
         bias_correction: bool,
     },
     /// Adam (Kingma and Ba 2015).
@@ -38,7 +38,7 @@ pub enum OptimizerConfig {
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Epsilon, added to the square root.
+        /// Epsilon, added to the square root of the second moment.
         eps: f32,
         /// Whether moments are corrected for their start at zero.
         bias_correction: bool,
@@ -49,23 +49,23 @@ pub enum OptimizerConfig {
         momentum: f32,
         /// Weight decay, added to the gradient.
         weight_decay: f32,
-        /// The momentum adds the gradient with weight `1 - dampening`.
+        /// The momentum adds `(1 - dampening) * gradient`.
         dampening: f32,
         /// Whether to use Nesterov momentum.
         nesterov: bool,
     },
     /// The sign of a moving average (Chen et al. 2023).
     Lion {
-        /// Decay within the update.
+        /// Weight of the moving average `m` in the update `sign(beta1 * m + (1 - beta1) * grad)`.
         beta1: f32,
-        /// Decay of the moving average.
+        /// Decay of the moving average between steps.
         beta2: f32,
         /// Decay of the parameters.
         weight_decay: f32,
     },
     /// Second moments factored by rows and columns (Shazeer and Stern 2018).
     Adafactor {
-        /// Epsilon, added to squares.
+        /// Epsilon, added to squared gradients.
         eps: f32,
         /// The minimum scale of a parameter.
         eps_scale: f32,
@@ -79,10 +79,11 @@ pub enum OptimizerConfig {
         weight_decay: f32,
         /// Whether updates scale with the parameter's root mean square.
         scale_parameter: bool,
-        /// Whether the rate is `min(0.01, 1 / sqrt(step))` instead of the schedule's.
+        /// Whether the rate is `min(0.01, 1 / sqrt(step))` instead of the schedule's rate.
         relative_step: bool,
     },
-    /// Orthogonalized momentum (Jordan et al. 2024) for matrices, momentum for the rest.
+    /// Orthogonalized momentum (Jordan et al. 2024) for matrices, plain momentum for other
+    /// parameters.
     Muon {
         /// Decay of the moving average.
         momentum: f32,
@@ -108,8 +109,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// An optimizer by name, with its default hyperparameters: `adamw`, `adam`, `sgd`, `lion`,
-    /// `adafactor` or `muon`.
+    /// Returns an optimizer by name, with its default hyperparameters: `adamw`, `adam`, `sgd`,
+    /// `lion`, `adafactor` or `muon`.
     ///
     /// # Errors
     /// [`ApiErrorKind::InvalidOption`] for an unknown name, with a list of the known names.
@@ -162,13 +163,13 @@ impl OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The values that vary between steps, for step `step` (from 1) at learning rate `rate`. The
-    /// first value is the effective rate of the step.
+    /// Returns the values that vary between steps, for step `step` (the first is 1) at learning
+    /// rate `rate`. The first value is the effective learning rate of the step.
     fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
-        // Computed in double precision, because single precision loses digits of 1 - 0.999.
+        // Double precision, because single precision loses digits of 1 - 0.999.
         let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
-        // The learning rate, and a factor for the square root of the second moment. If `corrected`,
-        // both include Adam's bias correction.
+        // Returns the learning rate, and a factor for the square root of the second moment. If
+        // `corrected`, both include Adam's bias correction.
         let adam = |beta1: f32, beta2: f32, corrected: bool| {
             if corrected {
                 let rate = (f64::from(rate) / seen(beta1)) as f32;
@@ -228,7 +229,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer without state.
+    /// Creates an optimizer without state.
     #[must_use]
     pub fn new(config: OptimizerConfig) -> Self {
         Self {
@@ -239,8 +240,8 @@ impl Optimizer {
         }
     }
 
-    /// Sets the names of matrices that mlx-lm stores transposed. Muon's rate depends on a matrix's
-    /// shape.
+    /// Sets the names of matrices that mlx-lm stores transposed, because Muon's rate depends on a
+    /// matrix's shape.
     #[must_use]
     pub fn with_turned(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.turned = Arc::new(names.into_iter().collect());
@@ -264,7 +265,7 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, to be saved; see [`Self::restore`].
+    /// Returns the state that must be saved; see [`Self::restore`].
     #[must_use]
     pub fn state(&self) -> &Params {
         &self.state
@@ -275,12 +276,12 @@ impl Optimizer {
         (self.steps, self.state) = (steps, state);
     }
 
-    /// Computes new parameters from gradients with the same names, at learning rate `rate`. The
-    /// result is evaluated, so that no graph accumulates.
+    /// Computes new parameters from gradients with the same names, at learning rate `rate`.
+    /// Evaluates the result, so that no graph accumulates.
     ///
     /// # Errors
-    /// If a gradient is missing or has another shape, or memory runs out. The optimizer then does
-    /// not change.
+    /// If a gradient is missing or has another shape, or memory runs out. The optimizer does not
+    /// change then.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
         let numbers = self.numbers(rate)?;
         let (next, state) = apply(
@@ -296,22 +297,22 @@ impl Optimizer {
         Ok(next)
     }
 
-    /// The values of the next step that vary between steps, at learning rate `rate`. They are
-    /// float32 scalars, so that they can be arguments of a compiled step.
+    /// Returns the values of the next step that vary between steps, at learning rate `rate`. They
+    /// are float32 scalars, so that they can be arguments of a compiled step.
     pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
         let all = self.config.numbers(self.steps + 1, rate);
         all.into_iter().map(Array::scalar).collect()
     }
 
-    /// Counts one update, and replaces the state by the state that [`apply`] returned.
+    /// Counts one update, and sets the state that [`apply`] returned.
     pub(super) fn advance(&mut self, state: Params) {
         self.steps += 1;
         self.state = state;
     }
 }
 
-/// Computes new parameters and state, from the old state and from gradients with the same names.
-/// Nothing is evaluated or read. `numbers` come from [`Optimizer::numbers`], `turned` from
+/// Computes new parameters and state from the old state and from gradients with the same names.
+/// Evaluates nothing. `numbers` come from [`Optimizer::numbers`], `turned` from
 /// [`Optimizer::with_turned`].
 ///
 /// # Errors
@@ -352,7 +353,7 @@ pub(super) fn apply(
     Ok((next, state))
 }
 
-/// The global norm of all gradients, a float32 scalar.
+/// Returns the global norm of all gradients, a float32 scalar.
 ///
 /// # Errors
 /// If memory runs out.
@@ -364,7 +365,8 @@ pub fn global_norm(grads: &Params) -> Result<Array> {
     sum.sqrt()
 }
 
-/// Scales gradients down to a global norm of at most `max`. Returns them and their original norm.
+/// Scales gradients down to a global norm of at most `max`. Returns the scaled gradients and the
+/// original norm.
 ///
 /// # Errors
 /// If memory runs out.

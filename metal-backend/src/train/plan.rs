@@ -1,5 +1,5 @@
-//! Converts a run's options to the trainer's types: adapter, optimizer and schedule. Options are
-//! checked before a model is loaded, as far as possible.
+//! Converts a run's options to the trainer's types: adapter, optimizer and schedule. Checks options
+//! before a model is loaded, as far as possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Checks all options that can be checked without a model.
+/// Checks all options that do not depend on the model.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`], with the field.
@@ -34,8 +34,8 @@ pub fn kind(config: &TrainConfig) -> AdapterKind {
     }
 }
 
-/// The adapter's shape, for a model whose layers inside blocks have the names `all`, such as
-/// `self_attn.q_proj`.
+/// Returns the adapter's shape. `all` are the names of the model's linear layers in a block, such
+/// as `self_attn.q_proj`.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`], with the field.
@@ -130,8 +130,8 @@ fn schedule(config: &TrainConfig) -> Result<Schedule> {
         .with_warmup(*warmup, *warmup_init as f32))
 }
 
-/// The options of the selected optimizer in `optimizer_config`. Each known option is removed when
-/// it is read, so the remaining ones are unknown.
+/// The options of the selected optimizer in `optimizer_config`. Reading an option removes it from
+/// `left`, so the options that remain are unknown.
 struct Settings<'a> {
     name: &'a str,
     left: BTreeMap<String, Setting>,
@@ -188,9 +188,9 @@ impl Settings<'_> {
     }
 }
 
-/// The optimizer with MLX's defaults, as in mlx-lm. They partly differ from
-/// [`OptimizerConfig::from_name`]: for example, there is no bias correction. Adafactor differs from
-/// MLX: it uses the given learning rate.
+/// Returns the optimizer with MLX's defaults, as in mlx-lm. They partly differ from
+/// [`OptimizerConfig::from_name`]: for example, there is no bias correction. Only Adafactor differs
+/// from MLX: it uses the given learning rate.
 fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
     let name = match config.optimizer {
         OptimizerName::Adam => "adam",
@@ -242,7 +242,7 @@ fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
         },
         OptimizerName::Adafactor => {
             let [eps, eps_scale] = s.pair("eps", [1e-30, 1e-3])?;
-            // MLX's default is on, but then the configured learning rate would be ignored.
+            // MLX's default is `true`, which would ignore the configured learning rate.
             let relative_step = s.flag("relative_step", false)?;
             let beta1 = match s.left.contains_key("beta_1") {
                 true => Some(s.share("beta_1", 0.0)?),

@@ -43,7 +43,7 @@ pub enum Event<'a> {
         /// The directory of the best adapter.
         dir: &'a Path,
     },
-    /// The run ends early, because the loss of validations does not fall any more
+    /// The run ends early, because validations have not lowered the loss enough for too long
     /// ([`super::config::TrainConfig::early_stopping_patience`]).
     StoppedEarly {
         /// Batches processed so far.
@@ -65,10 +65,10 @@ pub struct Summary {
     pub step: u64,
     /// Whether the run was cancelled before its last step.
     pub interrupted: bool,
-    /// Whether the run ended early, because the loss of validations did not fall any more.
+    /// Whether the run ended early ([`Event::StoppedEarly`]).
     pub stopped_early: bool,
-    /// The validation with the lowest loss, after the first step. Its adapter is in
-    /// [`super::run_dir::BEST_DIR`].
+    /// The validation with the lowest loss, except the validation before the first step. Its
+    /// adapter is in [`super::run_dir::BEST_DIR`].
     pub best: Option<BestScore>,
     /// The loss in the last report.
     pub train_loss: Option<f64>,

@@ -1,5 +1,5 @@
-//! The judged replies of a run. They serve several updates, so a run can stop between two of them,
-//! and the resume state keeps them.
+//! The judged replies of a run. Several updates use the same replies, so the resume state saves
+//! them when a run stops between these updates.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
@@ -12,21 +12,21 @@ use super::rollout::{Rollouts, Sampling, rollouts};
 use super::step::{Rollout, Sequence, StepReport, Trainer};
 use crate::adapter::Params;
 
-/// What judges replies, and the replies of the current updates.
+/// The reward, and the replies of the current updates.
 #[derive(Default)]
 pub(super) struct Replies {
     reward: Option<Box<dyn Reward>>,
-    /// For each batch of an update, in order.
+    /// The replies of each batch of an update, in order.
     kept: Vec<Rollouts>,
 }
 
 impl Replies {
-    /// Judges replies with `reward`.
+    /// Sets the reward that judges replies.
     pub fn judge_with(&mut self, reward: impl Reward + 'static) {
         self.reward = Some(Box::new(reward));
     }
 
-    /// Starts the program that judges replies, unless a reward is set.
+    /// Starts the program that judges replies, unless a reward is already set.
     pub fn start(&mut self, command: Option<&str>) -> Result<()> {
         if self.reward.is_none() {
             let command = command.ok_or_else(|| {
@@ -37,8 +37,8 @@ impl Replies {
         Ok(())
     }
 
-    /// Trains on the replies to the next prompts, or again on earlier replies. Returns the number
-    /// of batches of prompts that were taken from `next`, and the report.
+    /// Trains on replies to the prompts from `next`, or again on the current replies. Returns the
+    /// number of batches taken from `next` (0 or 1), and the report.
     pub fn step<'p>(
         &mut self,
         trainer: &mut Trainer,
@@ -69,7 +69,7 @@ impl Replies {
         Ok((u64::from(is_new), report))
     }
 
-    /// The replies that the step after `step` uses again, as arrays by name.
+    /// Returns the replies that the step after `step` uses again, as arrays by name.
     pub fn to_arrays(&self, step: u64, trainer: &Trainer, iterations: u64) -> Result<Params> {
         let batches = trainer.tuning().accumulation.max(1) as u64;
         let mut all = Params::new();
@@ -96,8 +96,8 @@ impl Replies {
     }
 }
 
-/// The place of a step among the steps that use the same replies. Each of the `iterations` updates
-/// has `batches` steps.
+/// Returns the index of a step among the steps that use the same replies. These are `iterations`
+/// updates of `batches` steps each.
 fn position(step: u64, batches: u64, iterations: u64) -> u64 {
     step % (batches.max(1) * iterations.max(1))
 }

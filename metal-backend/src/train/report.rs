@@ -1,7 +1,7 @@
 //! Writes the metrics of a run to files for other programs: JSON lines with mlx-lm's names, and
 //! TensorBoard event files.
 //!
-//! `train_log` writes `train_log.jsonl`, from which a run can be resumed.
+//! `train_log` writes `train_log.jsonl`, which a resumed run reads.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -46,7 +46,7 @@ impl std::str::FromStr for Report {
     }
 }
 
-/// Parses `report_to`: a list of names, or a comma-separated text as in mlx-lm.
+/// Parses `report_to`: a list of names, or comma-separated names as in mlx-lm.
 pub(super) mod names {
     use super::Report;
     use serde::de::Error as _;
@@ -100,8 +100,8 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Creates or continues the files in `dir`. `entries` were reported earlier, and the run
-    /// continues after `step`.
+    /// Opens the files in `dir`, for a run that continues after `step`. `entries` are the earlier
+    /// reports.
     pub fn open(
         reports: &[Report],
         work: &Path,
@@ -127,7 +127,7 @@ impl Reports {
                 .open(&path)
                 .map_err(|e| failed(&path, e))?;
             let mut bytes = record(&event(None, &text_field(3, b"brain.Event:2")));
-            // Tells TensorBoard that later steps of an earlier process are invalid.
+            // Tells TensorBoard to discard later steps of an earlier process.
             bytes.extend(record(&event(Some(step), &text_field(7, &[0x08, 1]))));
             file.write_all(&bytes).map_err(|e| failed(&path, e))?;
             open.events = Some((path, file));
@@ -157,7 +157,7 @@ fn line(value: &Value) -> String {
     format!("{value}\n")
 }
 
-/// A report with the names that mlx-lm's callbacks receive. Memory is in GB (10^9 bytes).
+/// Converts a report to the names that mlx-lm's callbacks receive. Memory is in GB (10^9 bytes).
 fn metrics(entry: &Entry) -> Value {
     match entry {
         Entry::Train(report) => {
@@ -200,7 +200,7 @@ fn metrics(entry: &Entry) -> Value {
     }
 }
 
-/// The metrics of generated replies, with TRL's names.
+/// Returns the metrics of generated replies, with TRL's names.
 fn named(policy: &PolicyReport) -> Vec<(&'static str, f32)> {
     let mut all = vec![
         ("reward", policy.reward),
@@ -213,7 +213,7 @@ fn named(policy: &PolicyReport) -> Vec<(&'static str, f32)> {
     all
 }
 
-/// A report as named scalars.
+/// Returns a report as named scalars.
 fn scalars(entry: &Entry) -> Vec<(String, f32)> {
     let mut all = Vec::new();
     let mut add = |tag: &str, value: f64| all.push((tag.to_owned(), value as f32));
@@ -253,7 +253,7 @@ fn scalars(entry: &Entry) -> Vec<(String, f32)> {
     all
 }
 
-/// The current time in seconds since 1970, as an integer and with fraction.
+/// Returns the seconds since 1970, as an integer and with fraction.
 fn now() -> (u64, f64) {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -265,7 +265,7 @@ fn now() -> (u64, f64) {
 // Each record is a message `Event` or `Summary` in the encoding of Protocol Buffers
 // (tensorflow/core/util/event.proto and framework/summary.proto).
 
-/// An integer in groups of seven bits, the lowest group first.
+/// Encodes an integer in groups of seven bits, the lowest group first.
 fn varint(mut n: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while n >= 0x80 {
@@ -276,7 +276,7 @@ fn varint(mut n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A length-delimited field: bytes, a text or a nested message.
+/// Encodes a length-delimited field: bytes, a text or a nested message.
 fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
     let mut field = varint(number << 3 | 2);
     field.extend(varint(bytes.len() as u64));
@@ -284,7 +284,7 @@ fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A message `Event`: wall time (field 1), step (field 2), and content.
+/// Encodes a message `Event`: wall time (field 1), step (field 2), and content.
 fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x09];
     bytes.extend(now().1.to_le_bytes());
@@ -296,7 +296,7 @@ fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A value of a `Summary`: tag (field 1) and float (field 2).
+/// Encodes a value of a `Summary`: tag (field 1) and float (field 2).
 fn scalar(tag: &str, value: f32) -> Vec<u8> {
     let mut bytes = text_field(1, tag.as_bytes());
     bytes.push(0x15);
@@ -304,7 +304,7 @@ fn scalar(tag: &str, value: f32) -> Vec<u8> {
     text_field(1, &bytes)
 }
 
-/// A record: length, checksum of the length, data, checksum of the data.
+/// Encodes a record: length, checksum of the length, data, checksum of the data.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut bytes = length.to_vec();
@@ -314,13 +314,14 @@ fn record(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// TensorFlow's masked checksum. Without the mask, checksums over data with checksums would be
-/// weak.
+/// Returns TensorFlow's masked checksum. The mask makes checksums of data that contains checksums
+/// reliable.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli, RFC 3720). Bit by bit is fast enough, because reports are short and rare.
+/// Computes CRC-32C (Castagnoli, RFC 3720). Bit by bit is fast enough, because reports are short
+/// and rare.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {

@@ -1,4 +1,4 @@
-//! Rewards of generated replies: a trait for programs, and a command that answers in JSON lines.
+//! Rewards of generated replies: a trait, and a command that exchanges lines with the run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -15,7 +15,7 @@ pub struct Completion {
     pub line: Map<String, Value>,
     /// The text of the reply.
     pub text: String,
-    /// The token ids of the reply, with the token that ended it.
+    /// The token ids of the reply, including the token that ended it.
     pub ids: Vec<u32>,
     /// Whether the reply reached the maximum number of tokens.
     pub is_truncated: bool,
@@ -36,9 +36,9 @@ impl<F: FnMut(&[Completion]) -> Result<Vec<f32>> + Send> Reward for F {
     }
 }
 
-/// A program that judges replies. It reads a JSON object a line: the fields of the data's line,
-/// and `completion`. It writes a number a line, in the same order. The program runs during the
-/// whole run, so it must write each line at once.
+/// A program that judges replies. It reads one JSON object per line: the fields of the data's line,
+/// and `completion`. It writes one number per line, in the same order. The process lives as long as
+/// the run, so it must flush each line.
 pub struct RewardCommand {
     command: String,
     child: Child,
@@ -47,7 +47,7 @@ pub struct RewardCommand {
 }
 
 impl RewardCommand {
-    /// Starts the program by the system's shell.
+    /// Starts the program in the system's shell.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if it cannot be started.
@@ -60,7 +60,8 @@ impl RewardCommand {
             .map_err(|e| failed(command, "it cannot be started").with_source(e))?;
         let (sender, answers) = channel();
         if let Some(output) = child.stdout.take() {
-            // A thread reads, so that the program can answer while it still receives lines.
+            // A separate thread reads, so that the program can answer while it still receives
+            // lines.
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines() {
                     if sender.send(line).is_err() {
@@ -81,9 +82,9 @@ impl RewardCommand {
         failed(&self.command, message)
     }
 
-    /// The error of a program that ended too early.
+    /// Returns the error for a program that ended too early.
     fn ended(&mut self) -> Error {
-        // Without its input, the program ends and can be waited for.
+        // Closing its input makes the program end, so that `wait` returns.
         self.input = None;
         match self.child.wait() {
             Ok(status) => self.failed(&format!("it ended with {status} before all its rewards")),
@@ -92,7 +93,7 @@ impl RewardCommand {
     }
 }
 
-/// Hundredths of a second that a program has to end by itself.
+/// The number of 10 ms waits for the program to end before it is killed.
 const GRACE: u32 = 100;
 
 fn failed(command: &str, message: &str) -> Error {
@@ -139,7 +140,8 @@ impl Reward for RewardCommand {
 impl Drop for RewardCommand {
     fn drop(&mut self) {
         self.input = None;
-        // The program ends with its input. If it does not, it must not outlive the run.
+        // Closing its input should end the program. Otherwise it is killed, so that it does not
+        // outlive the run.
         for _ in 0..GRACE {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
@@ -178,7 +180,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(reward.rewards(&completions()).unwrap(), [-1.0, 2.5]);
         }
-        // The program sees the fields of the line.
+        // The program must receive the fields of the line.
         let command = "while read -r line; do case \"$line\" in *'\"answer\":3'*) echo 1;; *) echo 0;; esac; done";
         let mut reward = RewardCommand::start(command).unwrap();
         assert_eq!(reward.rewards(&completions()).unwrap(), [1.0, 1.0]);

@@ -22,15 +22,15 @@ pub struct Sampling {
     pub num_generations: usize,
     /// The probability mass of the tokens that can be drawn; 1 for all.
     pub top_p: f32,
-    /// Whether advantages are divided by the deviation of their group.
+    /// Whether advantages are divided by the standard deviation of their group's rewards.
     pub scale_rewards: bool,
-    /// The number of updates by the same replies; at least 1.
+    /// The number of updates that use the same replies; at least 1.
     pub num_iterations: u64,
 }
 
 /// The judged replies of a batch.
 pub(super) struct Rollouts {
-    /// The replies, those to the same prompt together.
+    /// The replies; replies to the same prompt are adjacent.
     pub replies: Vec<Rollout>,
     /// Mean reward.
     pub reward: f32,
@@ -41,8 +41,8 @@ pub(super) struct Rollouts {
 /// The maximum number of requests that run together.
 const TOGETHER: usize = 32;
 
-/// Generates replies to prompts with the current model, and judges them. `seed` determines all
-/// random numbers.
+/// Generates replies to prompts with the current model, and judges them. All random numbers derive
+/// from `seed`.
 ///
 /// # Errors
 /// If the engine fails, or the replies cannot be judged.
@@ -130,7 +130,7 @@ fn generate(
         while batch.len() < TOGETHER
             && let Some((i, prompt)) = waiting.next()
         {
-            // Equal seeds would draw equal replies to a prompt.
+            // Each reply needs its own seed, because equal seeds give equal replies to a prompt.
             let own = seed.wrapping_add((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let options = options.clone().with_seed(own);
             places.insert(batch.add_ids(prompt.ids.clone(), &options)?, i);

@@ -1,4 +1,4 @@
-//! A training run, from its options to its files: data, steps, reports, validations, saves. A
+//! A training run, from its options to its files: data, steps, reports, validations and saves. A
 //! resumed run has the same result as an uninterrupted run. `step.rs` implements a step.
 
 use std::path::Path;
@@ -45,7 +45,7 @@ pub struct Run {
     /// The group for data-parallel training.
     together: Option<Together>,
     stopped_early: bool,
-    /// Generated replies and their judge.
+    /// Generated replies, and the reward that judges them.
     replies: Replies,
 }
 
@@ -54,13 +54,13 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 impl Run {
-    /// Loads a model and the data, and applies an adapter. It is a new adapter, or that of
-    /// [`TrainConfig::resume_adapter_file`]. With [`Start::Resume`], it is that of the interrupted
-    /// run in [`TrainConfig::adapter_path`], which must have the same options.
+    /// Loads a model and the data, and applies an adapter. The adapter is new, or comes from
+    /// [`TrainConfig::resume_adapter_file`]. With [`Start::Resume`], the run in
+    /// [`TrainConfig::adapter_path`] continues with its adapter; the options must be the same.
     ///
     /// # Errors
     /// Errors of loading and of reading data; [`ErrorKind::InvalidOption`], with the option;
-    /// [`ErrorKind::Io`] if [`check_start`] refuses the directory.
+    /// [`ErrorKind::Io`] if [`check_start`] returns an error for the directory.
     pub fn prepare(
         model: &Path,
         load: &LoadOptions,
@@ -86,7 +86,8 @@ impl Run {
                 .with_source(e)
         };
         check_start(dir, start)?;
-        // An unusable directory must fail now, before hours of training.
+        // If the directory cannot be written, the error must occur now, not after hours of
+        // training.
         std::fs::create_dir_all(dir).map_err(io)?;
         let work = WorkDir::new(dir, WORK_PREFIX).map_err(io)?;
 
@@ -146,10 +147,10 @@ impl Run {
         })
     }
 
-    /// Trains on a part of each batch, and averages gradients over a group of processes. All
-    /// processes must be prepared with the same options and data.
+    /// Makes this process train on its share of each batch, and averages gradients over a group of
+    /// processes. All processes must be prepared with the same options and data.
     ///
-    /// Each process writes equal files to its own [`TrainConfig::adapter_path`].
+    /// Each process writes the same files to its own [`TrainConfig::adapter_path`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if a batch has fewer rows than there are processes.
@@ -204,13 +205,13 @@ impl Run {
         &self.trainer
     }
 
-    /// The numbers of examples for training, validation and test.
+    /// Returns the number of examples for training, validation and test.
     #[must_use]
     pub fn examples(&self) -> [usize; 3] {
         [&self.parts.train, &self.parts.valid, &self.parts.test].map(Examples::len)
     }
 
-    /// Trains up to [`TrainConfig::iters`], or until `cancel` is set, and saves. `on_event`
+    /// Trains until [`TrainConfig::iters`] batches or until `cancel` is set, and saves. `on_event`
     /// receives the progress events.
     ///
     /// # Errors
@@ -282,10 +283,12 @@ impl Run {
         let objective = self.config.objective();
         let (mut since, mut due, mut ending) = (Since::default(), false, false);
         while self.place.step < iters {
-            // Accumulated gradients are not saved, so a run can stop only after an update.
+            // The resume state does not contain accumulated gradients, so a run can stop only after
+            // an update.
             let between = self.place.step.is_multiple_of(accumulation);
             let cancelled = cancel.is_cancelled();
-            // If one process stopped alone, the other processes would wait forever.
+            // All processes must stop together, because the others would wait forever for one that
+            // stopped.
             let cancelled = match &self.together {
                 Some(together) => together.any(cancelled)?,
                 None => cancelled,
@@ -318,9 +321,9 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // A resumed run repeats a cancelled validation. The model must not change before
-                // this repetition, and a run can stop only after an update. So this validation
-                // ignores cancellation if gradients are still being accumulated.
+                // A resumed run repeats a canceled validation, and must repeat it with the same
+                // model. But a run stops only after an update, which changes the model. So while
+                // gradients are being accumulated, the validation ignores cancellation.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };
@@ -397,7 +400,8 @@ impl Run {
             log.add(Entry::Validation(score))?;
             self.place.validation_due = false;
             let threshold = self.config.early_stopping_threshold;
-            // The score before the first step is that of the base model, not of an adapter.
+            // The validation before the first step scores the base model, so there is no adapter to
+            // save.
             if step > 0 && Best::follow(&mut self.place.best, (step, loss), threshold) {
                 self.keep_best(on_event)?;
             }
@@ -422,7 +426,8 @@ impl Run {
         Ok(())
     }
 
-    /// Saves, and ends the run before its last step. Returns that the run was completed.
+    /// Saves the state, and ends the run before its last step. Always returns `true`, because the
+    /// run is then complete.
     fn stop_early(&mut self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<bool> {
         let step = self.place.step;
         on_event(&Event::StoppedEarly { step });
@@ -431,7 +436,7 @@ impl Run {
         Ok(true)
     }
 
-    /// Whether the last validations ended the patience of the run.
+    /// Whether too many validations in sequence did not lower the loss enough.
     fn ends_early(&self) -> Result<bool> {
         let Some(patience) = self.config.early_stopping_patience else {
             return Ok(false);
@@ -439,20 +444,20 @@ impl Run {
         let best = self.place.best.as_ref();
         let enough = best.is_some_and(|best| best.since >= patience);
         match &self.together {
-            // Rounding may differ between machines, and all processes must end at the same step.
+            // Rounding may differ between machines, but all processes must end at the same step.
             Some(together) => together.any(enough),
             None => Ok(enough),
         }
     }
 
     /// Saves the adapter, then a copy with the step in its name (as in mlx-lm), then the resume
-    /// state. In this order, the state is never newer than the adapter. An adapter with a value
-    /// that is not finite is not written.
+    /// state. With this order, the state is never newer than the adapter. Returns an error if the
+    /// adapter contains a value that is not finite.
     fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
         let work = self.work.path();
-        // The last update ran after the last check of the loss, so its result is not checked yet.
+        // Training checks only losses, so the result of the last update is not checked yet.
         if let Some(name) = self.trainer.not_finite()? {
             let message = format!(
                 "step {step}: {name} is not finite any more, and the run ends; what was saved \

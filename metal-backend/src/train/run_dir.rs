@@ -1,4 +1,4 @@
-//! The directory of a run: what it may contain at the start, and how saves replace earlier files.
+//! The directory of a run: its permitted contents at the start, and how saves replace files.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use super::state;
 use super::train_log::PLOT_FILE;
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 
-/// The directory of the adapter whose validation had the lowest loss, in the adapter's directory.
+/// The subdirectory with the adapter whose validation had the lowest loss.
 pub const BEST_DIR: &str = "best";
 
 /// How a run treats files of an earlier run in [`super::config::TrainConfig::adapter_path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
-    /// Starts a new run, and refuses a directory that contains an adapter.
+    /// Starts a new run. The directory must not contain an adapter.
     #[default]
     Fresh,
     /// Starts a new run, and replaces the adapter of an earlier run.
@@ -24,8 +24,8 @@ pub enum Start {
     Resume,
 }
 
-/// Refuses a directory in which a run cannot start this way. No model is needed, so a program can
-/// call this function before a download.
+/// Returns an error if the directory does not permit this kind of start. It needs no model, so a
+/// program can call it before a download.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] for [`Start::Fresh`] if an adapter exists, [`ErrorKind::InvalidOption`] for
@@ -57,15 +57,16 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
     }
 }
 
-/// Removes the resume state of an earlier run, so that two runs do not mix. The adapter stays until
-/// the first save replaces it.
+/// Removes the resume state of an earlier run, so that two runs do not mix. The adapter remains
+/// until the first save replaces it.
 pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e: std::io::Error| {
         Error::new(ErrorKind::Io, "cannot remove the file")
             .with_path(path)
             .with_source(e)
     };
-    // Only files that a run writes are removed from the directory of the best adapter.
+    // The user may have other files in the directory of the best adapter, so only files of a run
+    // are removed.
     let best = dir.join(BEST_DIR);
     for path in [WEIGHTS_FILE, CONFIG_FILE].map(|name| best.join(name)) {
         if path.is_file() {
@@ -99,8 +100,8 @@ pub(super) fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     })
 }
 
-/// Adds a hard link to the saved adapter (or a copy), with the step in its name. Saves replace the
-/// adapter's file and never modify it, so a hard link has the effect of a copy.
+/// Adds a hard link to the saved adapter (or a copy), with the step in its name. A link is safe,
+/// because saves replace the adapter's file and never modify it.
 pub(super) fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
     let failed = |e: std::io::Error| {

@@ -51,7 +51,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A constant rate.
+    /// Returns a schedule with a constant rate.
     #[must_use]
     pub fn constant(rate: f32) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The learning rate of step `step`.
+    /// Returns the learning rate of step `step`.
     #[must_use]
     pub fn at(&self, step: u64) -> f32 {
         let straight = |from: f32, to: f32, step: u64, steps: u64| {

@@ -1,4 +1,4 @@
-//! Scores of a model on examples: batches, sums over batches, and which examples are usable.
+//! Scores a model on examples: batches, sums over batches, and the choice of usable examples.
 
 use std::path::Path;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use super::step::{
 use super::train_log::Score;
 use crate::engine::Engine;
 
-/// Which part of the data is evaluated, and in which batches.
+/// Selects and groups the data for an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalOptions {
     /// Examples per batch.
@@ -43,7 +43,7 @@ impl Default for EvalOptions {
 }
 
 impl EvalOptions {
-    /// Options of batches that together contain every example.
+    /// Returns options for batches that together contain every example.
     fn batches(&self) -> BatchOptions {
         BatchOptions::new()
             .with_batch_size(self.batch_size)
@@ -53,8 +53,8 @@ impl EvalOptions {
     }
 }
 
-/// The rows of a batch in the trainer's form. Packed examples are separated, so that no example
-/// attends to another. Rows without targets are dropped.
+/// Converts the rows of a batch to the trainer's type. Packed examples become separate sequences,
+/// so that no example attends to another. Drops rows without targets.
 #[must_use]
 pub(super) fn sequences(batch: &Batch) -> Vec<Sequence> {
     let rows = batch.tokens.chunks(batch.width.max(1)).zip(&batch.parts);
@@ -68,7 +68,8 @@ pub(super) fn sequences(batch: &Batch) -> Vec<Sequence> {
     .collect()
 }
 
-/// The examples that have targets after truncation to `max_len` tokens, and notes about the others.
+/// Returns the examples that have targets after truncation to `max_len` tokens, and notes about the
+/// dropped examples.
 #[must_use]
 pub(super) fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -98,7 +99,7 @@ pub(super) fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Examp
     (usable, notes)
 }
 
-/// A note about skipped lines.
+/// Returns a note about skipped lines; `None` if there are none.
 pub(super) fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     let first = lines.first()?;
     Some(format!(
@@ -110,8 +111,8 @@ pub(super) fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     ))
 }
 
-/// The pairs whose replies both have targets after truncation to `max_len` tokens, and notes about
-/// the other pairs.
+/// Returns the pairs whose replies both have targets after truncation to `max_len` tokens, and
+/// notes about the dropped pairs.
 #[must_use]
 pub(super) fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -141,7 +142,7 @@ pub(super) fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<Stri
     )
 }
 
-/// Pairs in the trainer's form, truncated to `max_len` tokens.
+/// Converts pairs to the trainer's type, truncated to `max_len` tokens.
 #[must_use]
 pub(super) fn preferences<'a>(
     pairs: impl IntoIterator<Item = &'a Pair>,
@@ -154,7 +155,7 @@ pub(super) fn preferences<'a>(
     pairs.into_iter().map(one).collect()
 }
 
-/// An example in the trainer's form, truncated to `max_len` tokens.
+/// Converts an example to the trainer's type, truncated to `max_len` tokens.
 fn truncated(example: &Example, max_len: usize) -> Sequence {
     let mut ids = example.ids.clone();
     ids.truncate(max_len);
@@ -162,8 +163,8 @@ fn truncated(example: &Example, max_len: usize) -> Sequence {
     Sequence::new(ids).with_prompt(offset)
 }
 
-/// The replies with verdicts that have targets after truncation to `max_len` tokens, and notes
-/// about the others.
+/// Returns the replies with verdicts that have targets after truncation to `max_len` tokens, and
+/// notes about the dropped replies.
 #[must_use]
 pub(super) fn usable_verdicts(data: &Verdicts, max_len: usize) -> (Vec<Verdict>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -194,7 +195,7 @@ pub(super) fn usable_verdicts(data: &Verdicts, max_len: usize) -> (Vec<Verdict>,
     (usable, notes)
 }
 
-/// Replies with verdicts in the trainer's form, truncated to `max_len` tokens.
+/// Converts replies with verdicts to the trainer's type, truncated to `max_len` tokens.
 #[must_use]
 pub(super) fn judged<'a>(
     verdicts: impl IntoIterator<Item = &'a Verdict>,
@@ -221,7 +222,7 @@ struct Sums {
 pub(super) struct Judge<'a> {
     pub engine: &'a Engine,
     pub options: &'a EvalOptions,
-    /// The number of batches trained before, for the report.
+    /// The number of batches trained so far, for the report.
     pub step: u64,
     pub cancel: &'a CancelToken,
     /// Receives the number of finished batches and the total number.
@@ -229,8 +230,8 @@ pub(super) struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Sums scores over `per_epoch` batches, or over the number in the options. `None` when
-    /// cancelled. `unit` is the name of the counted items.
+    /// Sums scores over `per_epoch` batches, or over the number in the options. Returns `None` if
+    /// `cancel` is set. `unit` is the name of the counted items.
     fn batches(
         &mut self,
         per_epoch: usize,
@@ -272,7 +273,7 @@ impl Judge<'_> {
         }))
     }
 
-    /// Scores texts and replies; `None` when cancelled.
+    /// Scores texts and replies; `None` if `cancel` is set.
     pub fn texts(&mut self, examples: &[Example]) -> Result<Option<Score>> {
         let engine = self.engine;
         let mut stream = Batches::new(examples, self.options.batches())?;
@@ -295,7 +296,8 @@ impl Judge<'_> {
         }))
     }
 
-    /// Scores examples that are judged as a whole, in batches of `rows`.
+    /// Scores examples that yield one result each, in the batches of `rows`; `None` if `cancel` is
+    /// set.
     fn items(
         &mut self,
         mut rows: Rows,
@@ -312,7 +314,7 @@ impl Judge<'_> {
         })
     }
 
-    /// Scores pairs of replies; `None` when cancelled.
+    /// Scores pairs of replies; `None` if `cancel` is set.
     pub fn pairs(&mut self, pairs: &[Pair], objective: Objective) -> Result<Option<Score>> {
         let lengths: Vec<usize> = pairs.iter().map(Pair::len).collect();
         let rows = Rows::new(&lengths, &self.options.batches())?;
@@ -332,8 +334,8 @@ impl Judge<'_> {
         })
     }
 
-    /// Scores replies with verdicts; `None` when cancelled. A last batch of one reply is left out,
-    /// because it has no other reply to pair its prompt with.
+    /// Scores replies with verdicts; `None` if `cancel` is set. Drops a last batch of one reply,
+    /// because the batch has no other reply to pair its prompt with.
     pub fn verdicts(
         &mut self,
         verdicts: &[Verdict],
@@ -356,8 +358,8 @@ impl Judge<'_> {
         })
     }
 
-    /// Scores texts that belong together; `None` when cancelled. Batches are in the file's order,
-    /// and a last batch of one example without negatives is left out, because its loss is 0.
+    /// Scores texts that belong together; `None` if `cancel` is set. Batches follow the file's
+    /// order. Drops a last batch of one example without negatives, because its loss is 0.
     pub fn related(
         &mut self,
         examples: &[RelatedTexts],
@@ -380,10 +382,10 @@ impl Judge<'_> {
     }
 }
 
-/// The unit of examples that are judged as a whole.
+/// The unit of examples that yield one result each.
 const PAIRS: &str = "pairs";
 
-/// The examples of a batch.
+/// Returns the examples of a batch.
 pub(super) fn related(examples: &[RelatedTexts], rows: &[usize]) -> Vec<RelatedTexts> {
     rows.iter()
         .filter_map(|row| examples.get(*row))

@@ -1,4 +1,4 @@
-//! The options and data that determine a run's results. A resumed run must have the same ones.
+//! The options and data that determine a run's results. A resumed run must have the same values.
 
 use inference::Result;
 use inference_formats::hex;
@@ -11,7 +11,7 @@ use super::examples::Examples;
 use super::objective::Objective;
 use super::step::Trainer;
 
-/// All options that determine a run's results, except the run's length.
+/// Returns all options that determine a run's results, except the run's length.
 pub(super) fn settings(
     trainer: &Trainer,
     config: &TrainConfig,
@@ -38,7 +38,7 @@ pub(super) fn settings(
         Examples::Verdicts(verdicts) => {
             for verdict in verdicts {
                 add(&verdict.example);
-                // The label is a part of the data.
+                // The label is part of the data, so it enters the hash.
                 add(&Example::new(vec![u32::from(verdict.desirable)], 0));
             }
         }
@@ -77,7 +77,7 @@ pub(super) fn settings(
         "max_seq_length": config.max_seq_length,
         "keep_order": config.keep_order,
     });
-    // Absent with default settings, so that older files still match.
+    // Default settings are omitted, so that older files still match.
     match config.objective() {
         Objective::Sft => {}
         Objective::Dpo {
@@ -117,8 +117,8 @@ pub(super) fn settings(
     if config.batch_order != Default::default() {
         settings["batch_order"] = json!(config.batch_order);
     }
-    // Fused operations may round differently. Absent if steps are not compiled, so that older files
-    // still match.
+    // Fused operations may round differently. The field is omitted if steps are not compiled, so
+    // that older files still match.
     if trainer.is_compiled() {
         settings["compiled"] = json!(true);
     }

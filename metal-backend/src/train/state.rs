@@ -1,6 +1,6 @@
 //! The resume state of a run in one file: trainable parameters, optimizer state, and position. The
-//! file is written atomically. `run.rs` runs the training; `adapter/` writes adapters for other
-//! programs.
+//! file is written atomically. `run.rs` runs the training; `adapter/` writes adapters that other
+//! programs can read.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use crate::error::engine;
 
 /// The file name, in the adapter's directory.
 pub const STATE_FILE: &str = "training_state.safetensors";
-/// The version of the file format. Other versions are refused.
+/// The version of the file format. Files of other versions are an error.
 const VERSION: u32 = 1;
 /// The metadata key of [`Place`].
 const KEY: &str = "run";
@@ -37,7 +37,7 @@ pub struct Window {
     pub tokens: u64,
 }
 
-/// The validation with the lowest loss, after the first step.
+/// The validation with the lowest loss, except the validation before the first step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
@@ -45,12 +45,13 @@ pub struct Best {
     pub step: u64,
     /// The loss of the validation.
     pub loss: f64,
-    /// The number of validations in sequence whose loss was not lower by more than the threshold.
+    /// The number of validations in sequence that did not lower the best loss by more than the
+    /// threshold.
     pub since: u64,
 }
 
 impl Best {
-    /// Follows a validation with `(step, loss)`. Returns whether its loss is the lowest so far.
+    /// Adds a validation with `(step, loss)`. Returns whether its loss is the lowest so far.
     pub(super) fn follow(
         best: &mut Option<Self>,
         (step, loss): (u64, f64),
@@ -73,8 +74,8 @@ impl Best {
     }
 }
 
-/// The position of a run. Randomness follows from the seed and these counts: the order of batches
-/// from [`Self::drawn`], dropout from [`Self::step`].
+/// The position of a run. The order of batches derives from the seed and [`Self::drawn`], dropout
+/// from the seed and [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -91,7 +92,7 @@ pub struct Place {
     pub seconds: f64,
     /// Counts since the last report.
     pub window: Window,
-    /// Whether the validation after the last step was cancelled, so that it must be repeated.
+    /// Whether the validation after the last step was canceled and must be repeated.
     pub validation_due: bool,
     /// The validation with the lowest loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,7 +102,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The position at the start of a run.
+    /// Returns the position at the start of a run.
     #[must_use]
     pub fn start(settings: Value) -> Self {
         Self {
@@ -129,13 +130,13 @@ impl Place {
         self.window.tokens += report.tokens as u64;
     }
 
-    /// Refuses settings that differ from `now`, and names the first difference.
+    /// Returns an error if the settings differ from `now`, and names the first difference.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`], with both values.
     pub fn same_settings(&self, now: &Value) -> Result<()> {
-        // The saved settings went through text, where an integer may become a float. So these
-        // settings are converted through text too.
+        // The saved settings were parsed from text, which may turn an integer into a float. So
+        // `now` is converted to text and parsed, too.
         let now: Value = serde_json::from_str(&now.to_string()).map_err(|e| {
             Error::new(ErrorKind::Engine, "the settings cannot be read back").with_source(e)
         })?;
@@ -167,7 +168,7 @@ impl Place {
 /// uses.
 ///
 /// # Errors
-/// If writing fails. An earlier file then stays intact.
+/// If writing fails. An earlier file remains unchanged.
 pub(super) fn save(
     trainer: &Trainer,
     place: &Place,
@@ -293,7 +294,8 @@ mod tests {
         assert_eq!(follow(2, 2.0, 0.0), (true, 2, 0));
         assert_eq!(follow(3, 2.0, 0.0), (false, 2, 1));
         assert_eq!(follow(4, 2.5, 0.0), (false, 2, 2));
-        // Lower, but not by enough: the adapter is kept, and the patience shrinks further.
+        // The loss is lower, but by less than the threshold: it becomes the best loss, and `since`
+        // grows.
         assert_eq!(follow(5, 1.9, 0.5), (true, 5, 3));
         assert_eq!(follow(6, 1.0, 0.5), (true, 6, 0));
         assert_eq!(follow(7, f64::NAN, 0.0), (false, 6, 1));

@@ -1,5 +1,5 @@
-//! One training step: reads sequences, changes the parameters, and returns the loss. The caller has
-//! the loop, data, reports and files.
+//! One training step: reads sequences, changes the parameters, and returns the loss. The caller
+//! implements the loop, data, reports and files.
 
 mod compiled;
 mod contrastive;
@@ -69,7 +69,7 @@ impl Trainer {
         Self::new(crate::backend::open(path, options)?, lora, kind, tuning)
     }
 
-    /// Trains the adapter of a loaded model. A model without an adapter gets a new one.
+    /// Trains the adapter of a loaded model. Applies a new adapter to a model without one.
     pub(super) fn new(
         (engine, model): (Arc<Engine>, Box<dyn TextModel>),
         lora: &LoraConfig,
@@ -105,8 +105,8 @@ impl Trainer {
         })
     }
 
-    /// From now on, trains on a part of each batch, and averages gradients over the processes of
-    /// the group. All processes must receive the same batches. Steps are not compiled.
+    /// Makes later steps train on a share of each batch, and average gradients over the processes
+    /// of the group. All processes must receive the same batches. Steps are not compiled.
     #[must_use]
     pub fn with_others(mut self, together: Together) -> Self {
         self.together = Some(together);
@@ -114,7 +114,7 @@ impl Trainer {
         self
     }
 
-    /// The model, which serves requests with its current parameters.
+    /// Returns the model. It serves requests with its current parameters.
     #[must_use]
     pub fn model(&self) -> &dyn TextModel {
         self.model.as_ref()
@@ -137,7 +137,7 @@ impl Trainer {
         &self.engine
     }
 
-    /// The model's engine, to generate replies with the current parameters.
+    /// Returns the model's engine, for generating replies with the current parameters.
     pub(super) fn shared_engine(&self) -> Arc<Engine> {
         Arc::clone(&self.engine)
     }
@@ -153,7 +153,7 @@ impl Trainer {
         &self.adapter
     }
 
-    /// The optimizer with its state, to be saved.
+    /// Returns the optimizer with its state, for saving.
     #[must_use]
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
@@ -165,8 +165,8 @@ impl Trainer {
         self.adapter.params()
     }
 
-    /// The name of a trainable parameter that has a value that is not finite; `None` if all are
-    /// finite.
+    /// Returns the name of a trainable parameter with a value that is not finite; `None` if all
+    /// values are finite.
     ///
     /// # Errors
     /// If memory runs out.
@@ -189,7 +189,7 @@ impl Trainer {
     }
 
     /// Continues from another trainer's parameters, optimizer state, and counts of batches and
-    /// steps. Accumulated gradients are dropped, so callers should save only after an update.
+    /// steps. Drops accumulated gradients, so callers should save only after an update.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if a parameter is missing or has another shape.
@@ -224,12 +224,12 @@ impl Trainer {
     /// Writes the adapter to a directory.
     ///
     /// # Errors
-    /// If writing fails. Earlier files then stay intact.
+    /// If writing fails. Earlier files remain unchanged.
     pub fn save(&self, dir: &Path) -> Result<()> {
         self.engine.scope(|| self.adapter.save(dir))
     }
 
-    /// Trains on a batch by cross-entropy over its target tokens. Updates the parameters when
+    /// Trains on a batch by cross-entropy over its target tokens. Updates the parameters once
     /// enough batches are accumulated.
     ///
     /// # Errors
@@ -239,8 +239,8 @@ impl Trainer {
         check(&self.engine, batch.iter())?;
         let tokens = learned(batch);
         let (batch, weight) = match &self.together {
-            // The mean over all tokens is the mean over the processes' parts, weighted by their
-            // tokens.
+            // The mean over all tokens equals the mean over the processes' shares, weighted by
+            // their tokens.
             Some(together) => match together.part(batch) {
                 (part, true) => (part, Some(learned(part) as f32 / tokens.max(1) as f32)),
                 (part, false) => (part, Some(0.0)),
@@ -267,10 +267,10 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Loss and gradients by parameter name, without an update.
+    /// Returns the loss and the gradients by parameter name, without an update.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
         check(&self.engine, batch.iter())?;
         let loaded = &self.engine;
@@ -294,7 +294,7 @@ impl Trainer {
             .map_err(engine("gradients"))
     }
 
-    /// The loss of the current model on sequences, without dropout.
+    /// Returns the loss of the current model on sequences, without dropout.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for sequences without targets.
@@ -302,7 +302,7 @@ impl Trainer {
         evaluate_on(&self.engine, batch)
     }
 
-    /// The trainable parameters; an error if there are none.
+    /// Returns the trainable parameters; an error if there are none.
     fn trainable(&self) -> Result<Params> {
         let params = self.adapter.params();
         if params.is_empty() {
@@ -323,7 +323,7 @@ impl Trainer {
         }
     }
 
-    /// The seed of this batch's dropout.
+    /// Returns the seed of this batch's dropout.
     fn dropout_seed(&self) -> u64 {
         self.tuning
             .seed
@@ -396,7 +396,7 @@ fn learned(batch: &[Sequence]) -> usize {
     batch.iter().map(Sequence::learned).sum()
 }
 
-/// A loss multiplied by its weight, if there is one.
+/// Returns a loss multiplied by its weight, if there is one.
 fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     match weight {
         Some(weight) => loss.multiply(&loss.scalar_like(weight)?),
@@ -404,7 +404,7 @@ fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Refuses a loss that is not finite.
+/// Returns an error if a loss is not finite.
 fn finite(loss: f32, step: u64) -> Result<()> {
     if loss.is_finite() {
         return Ok(());
@@ -418,8 +418,8 @@ fn finite(loss: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// The mean gradients of `batches` batches, from their sum. If configured, they are clipped, and
-/// their norm is returned too.
+/// Returns the mean gradients of `batches` batches, computed from their sum. If `clip` is set,
+/// clips them and also returns their norm before clipping.
 fn averaged(
     mut grads: Params,
     batches: u64,

@@ -1,6 +1,6 @@
-//! Data-parallel training: several processes each have the whole model. Each process computes its
-//! part of every batch, and the gradients are averaged before an update. The update equals that of
-//! a single process for the whole batch.
+//! Data-parallel training: each process has a copy of the model and computes its share of every
+//! batch. Gradients are averaged before an update. The update equals that of a single process on
+//! the complete batch.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::distributed::{self, Group};
@@ -19,7 +19,7 @@ pub struct Together {
 }
 
 impl Together {
-    /// The group in which this process was started; `None` for a single process.
+    /// Returns the group in which this process was started; `None` for a single process.
     ///
     /// # Errors
     /// If MLX cannot connect to the group.
@@ -38,9 +38,8 @@ impl Together {
         self.size
     }
 
-    /// This process's part of a batch, and whether the part counts. All processes must take part in
-    /// the sum. So if a batch has fewer rows than there are processes, some processes compute a row
-    /// that does not count.
+    /// Returns this process's share of a batch, and whether the share counts. All processes must
+    /// take part in the sum, so a process without a share computes a row that does not count.
     pub(super) fn part<'a, T>(&self, batch: &'a [T]) -> (&'a [T], bool) {
         let n = batch.len();
         let part = &batch[self.rank * n / self.size..(self.rank + 1) * n / self.size];
@@ -50,7 +49,8 @@ impl Together {
         }
     }
 
-    /// Sums a weighted loss and weighted gradients over all processes. They are sent as one array.
+    /// Returns the sums of weighted losses and weighted gradients over all processes. They are sent
+    /// as one array.
     pub(super) fn summed(
         &self,
         loss: &Array,
@@ -72,14 +72,14 @@ impl Together {
         Ok((all.slice_axis(0, 0, 1)?.reshape(&[])?, summed))
     }
 
-    /// The sums of the values over all processes.
+    /// Returns the sums of the values over all processes.
     pub(super) fn sums(&self, values: &[f32]) -> Result<Vec<f32>> {
         Array::vector(values)
             .and_then(|vector| self.group.all_sum(&vector)?.to_vec::<f32>())
             .map_err(engine("group"))
     }
 
-    /// Whether a flag is set in any process.
+    /// Whether the flag is set in any process.
     pub(super) fn any(&self, flag: bool) -> Result<bool> {
         Ok(self.sums(&[f32::from(u8::from(flag))])?.first() > Some(&0.0))
     }

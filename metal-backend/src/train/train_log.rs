@@ -64,13 +64,13 @@ pub struct TrainReport {
 pub struct Score {
     /// The number of batches processed before the evaluation.
     pub step: u64,
-    /// Mean cross-entropy of the targets, in nats; for preferences the mean loss per pair.
+    /// Mean cross-entropy of the targets, in nats; for preferences, the mean loss per pair.
     pub loss: f64,
     /// `exp(loss)`; absent on overflow, and for preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Fraction of targets that the model ranks first. For preferences: the fraction of pairs whose
-    /// better reply has the greater reward.
+    /// Fraction of targets that have the greatest logit. For preferences: the fraction of pairs
+    /// whose better reply has the greater reward.
     pub accuracy: f64,
     /// The number of targets.
     pub tokens: u64,
@@ -124,8 +124,8 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
 }
 
 impl TrainLog {
-    /// Opens the log in a directory. Keeps existing entries up to step `keep`, or no entries if
-    /// `keep` is `None`. A resumed run writes the later entries again.
+    /// Opens the log in a directory. Keeps existing entries up to step `keep`; a resumed run writes
+    /// the later entries again. Drops all entries if `keep` is `None`.
     ///
     /// # Errors
     /// If the file cannot be read or written.
@@ -133,7 +133,7 @@ impl TrainLog {
         Self::open_by(dir, dir, keep)
     }
 
-    /// As [`Self::open`], with temporary files in `work`.
+    /// Opens the log as [`Self::open`], with temporary files in `work`.
     pub(super) fn open_by(work: &Path, dir: &Path, keep: Option<u64>) -> Result<Self> {
         let path = dir.join(LOG_FILE);
         let mut entries = Vec::new();
@@ -194,7 +194,7 @@ fn line(entry: &Entry) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// Draws the losses of a log as an SVG image. Does nothing while there are fewer than two steps.
+/// Draws the losses of a log as an SVG image. Does nothing if there are fewer than two steps.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -203,7 +203,7 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
     plot_by(dir.unwrap_or(Path::new(".")), entries, path)
 }
 
-/// As [`plot`], with the temporary file in `work`.
+/// Draws as [`plot`], with the temporary file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
     let curve = |name: &str, point_of: fn(&Entry) -> Option<(u64, f64)>| {
         let points = entries.iter().filter_map(point_of);
@@ -328,7 +328,7 @@ mod tests {
         assert!(!picture.contains("NaN"));
     }
 
-    /// The texts of an image that have an attribute, each with its vertical position.
+    /// Returns the texts of an image that have an attribute, each with its vertical position.
     fn texts<'a>(picture: &'a str, attribute: &str) -> Vec<(f64, &'a str)> {
         let texts = picture.split("<text ").skip(1).filter_map(|rest| {
             let (head, rest) = rest.split_once('>')?;

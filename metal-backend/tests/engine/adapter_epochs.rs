@@ -1,6 +1,6 @@
-//! Tests that adapters can be exchanged while requests run. A request under one adapter must not
-//! reuse keys or values of another adapter. This must be true for every way to compute a request
-//! and for every place that stores keys.
+//! Tests that adapters can be exchanged while requests run. A request with one adapter must not
+//! reuse keys or values that were computed with another. The tests cover every way to compute a
+//! request and every cache and file that stores keys.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ fn options() -> GenerateOptions {
         .with_logits(true)
 }
 
-/// The ids and logits of a reply, and the number of prompt tokens that came from a cache.
+/// The ids and logits of a reply, and the number of prompt tokens whose keys were reused.
 struct Reply {
     ids: Vec<u32>,
     logits: Vec<f32>,
@@ -55,7 +55,7 @@ fn say(model: &dyn TextModel, options: &GenerateOptions) -> Reply {
     drain(model.generate(&prompt(), options).unwrap())
 }
 
-/// The reply of a model that never had an adapter other than this one.
+/// Returns the reply of a model that has only ever had this adapter.
 fn alone(adapter: Option<&str>) -> Reply {
     let load = match adapter {
         Some(name) => cpu().with_adapter_path(self::adapter(name)),
@@ -80,7 +80,7 @@ fn assert_same(actual: &Reply, expected: &Reply, what: &str) {
     assert!(error < 1e-4, "{what}: {error}");
 }
 
-/// The ways to compute a request: name, loading options and request options.
+/// Returns the ways to compute a request: name, loading options and request options.
 fn ways() -> Vec<(&'static str, LoadOptions, GenerateOptions)> {
     let plain = options().with_num_draft_tokens(0);
     let drafted = cpu().with_draft_model(tiny("llama"));
@@ -116,7 +116,7 @@ fn a_request_during_a_swap_leaves_nothing_for_the_next() {
                 let next = say(model.as_ref(), &options);
                 assert_eq!(next.cached, 0, "{what}");
                 assert_same(&next, &expected, &what);
-                // The prefix under the new adapter must be cached.
+                // The first request with the new adapter must have cached the prefix.
                 let again = say(model.as_ref(), &options);
                 assert_eq!(again.cached, 29, "{what}");
                 assert_same(&again, &expected, &what);
@@ -145,8 +145,8 @@ fn a_request_that_was_not_begun_is_of_the_new_adapter() {
     }
 }
 
-/// Runs a session to its end. Returns the replies of the rows in the order in which rows were
-/// added.
+/// Runs a session until no row is left, and changes the adapter before step `steps_before`. Returns
+/// the replies in the order in which the rows were added.
 fn run(model: &dyn TextModel, rows: usize, steps_before: usize, to: Option<&str>) -> Vec<Reply> {
     let options = options();
     let mut session = model.batch_session().unwrap();
@@ -193,14 +193,14 @@ fn rows_of_a_batch_leave_nothing_for_the_next() {
             swap(model.as_ref(), from);
             let during = run(model.as_ref(), 2, steps, to);
             if steps == 0 {
-                // The rows had computed nothing before the adapter changed, so they use the new
-                // adapter.
+                // The rows had not computed anything before the adapter changed, so they use the
+                // new adapter.
                 for reply in &during {
                     assert_same(reply, &expected, &what);
                 }
             } else {
-                // A row that only waited before step 1 uses the new adapter, so its prefix may be
-                // reused.
+                // A row that had not computed anything before step 1 uses the new adapter, so a
+                // later request may reuse its prefix.
                 let next = say(model.as_ref(), &options());
                 assert!(next.cached == 0 || steps == 1, "{what}");
                 assert_same(&next, &expected, &what);
@@ -232,7 +232,7 @@ fn swaps_at_any_time_leave_nothing_behind() {
                 }
             });
         }
-        // Stops the other threads even if a check panics.
+        // Stops the other threads even if an assertion fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -267,8 +267,8 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
             .save_prompt_cache(&prompt(), &path, &Interrupt::new())
             .unwrap()
     };
-    // Both engines changed their adapter once, so only the adapter's identity tells their files
-    // apart.
+    // Both engines have changed their adapter once. So their files can only be distinguished by the
+    // identity of the adapter.
     let [one, other] =
         ["llama-1", "llama-4"].map(|name| open(&cpu().with_adapter_path(adapter(name))));
     assert_eq!(save(one.as_ref()), 30);
@@ -278,8 +278,8 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_eq!(say(one.as_ref(), &options()).cached, 29);
     swap(one.as_ref(), Some("llama-1"));
     assert!(load(one.as_ref()).is_err());
-    // A file saved without an adapter belongs to the base model, whatever the file contained
-    // before.
+    // A file that was saved without an adapter belongs to the base model, even if it replaces a
+    // file that was saved with one.
     swap(one.as_ref(), None);
     save(one.as_ref());
     let base = open(&cpu());
@@ -289,7 +289,7 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_same(&reply, &alone(None), "base");
 }
 
-/// The logits of `model` for [`prompt`].
+/// Returns the logits of `model` for [`prompt`].
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let tokens = model.as_token_model().unwrap();
     tokens
@@ -310,19 +310,19 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
     let (done, mut passes, mut seen) = (AtomicUsize::new(0), 0, [false; 3]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A busy machine may give the other thread little time. So the loop waits for enough
-            // passes, unless that thread has failed.
+            // On a busy machine, the other thread may get little time. So the loop continues until
+            // there are enough passes. The time limit applies if that thread has failed.
             let enough = || done.load(Ordering::Acquire) > 20;
             let began = std::time::Instant::now();
             let mut round = 0;
             while round < 150 || !(enough() || began.elapsed().as_secs() > 120) {
                 for name in names {
                     swap(model.as_ref(), name);
-                    // Waits for a complete pass with each adapter, however threads are scheduled.
+                    // In the first round, waits until a complete pass has used each adapter.
                     let begun = done.load(Ordering::Acquire);
                     let since = std::time::Instant::now();
                     while round == 0 && done.load(Ordering::Acquire) < begun + 2 {
-                        // The other thread may have failed, so the wait has a limit.
+                        // The other thread may have failed, so the wait has a time limit.
                         if since.elapsed() > std::time::Duration::from_secs(20) {
                             break;
                         }

@@ -1,5 +1,5 @@
-//! Tests that models with matrices of GGUF blocks compute the same as models with the dequantized
-//! values in float32.
+//! Tests that models with matrices in GGUF block formats compute the same as models with the
+//! dequantized values in float32.
 
 use std::path::PathBuf;
 
@@ -13,8 +13,8 @@ use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 const WIDTH: usize = 256;
 pub const VOCAB: usize = 64;
 
-/// A block type: its number, the bytes and the weights of a block, and the positions of its float16
-/// values with their values.
+/// A block type: its number, the number of bytes and of weights in a block, and the byte positions
+/// and values of the block's float16 numbers.
 pub struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
 const Q1_0: Kind = Kind(41, 18, 128, &[(0, 0.1)]);
@@ -36,7 +36,7 @@ const IQ2_XXS: Kind = Kind(16, 66, 256, &[(0, 2e-3)]);
 const IQ1_S: Kind = Kind(19, 50, 256, &[(0, 2e-2)]);
 
 impl Kind {
-    /// Arbitrary blocks whose weights have magnitudes of about 0.1.
+    /// Returns arbitrary blocks whose weights have magnitudes of about 0.1.
     fn blocks(&self, rows: usize, seed: usize) -> Vec<u8> {
         let Kind(_, block, weights, halves) = *self;
         let mut bytes: Vec<u8> = (0..rows * WIDTH / weights * block)
@@ -46,7 +46,7 @@ impl Kind {
             for &(at, value) in halves {
                 block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
             }
-            // The scale of this type is only an exponent.
+            // The scale of this type is a byte with an exponent. The value makes the weights small.
             if halves.is_empty() {
                 block[0] = 122;
             }
@@ -55,8 +55,8 @@ impl Kind {
     }
 }
 
-/// Two equal llama models of one layer with a tied output: one with all matrices as blocks, one in
-/// float32.
+/// Writes two equal llama models of one layer with a tied output. All matrices of the first are
+/// blocks of this type; those of the second are float32.
 pub fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
     let names: Vec<String> = (0..VOCAB).map(|i| format!("t{i}")).collect();
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -136,7 +136,7 @@ fn logits_are_those_of_the_expanded_numbers() {
             assert!(largest > 0.5, "{}: {largest}", kind.0);
             let pairs = ours.iter().zip(&floats);
             let off = pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs()));
-            // The bound is relative to the largest value, as for the kernels' other formats.
+            // The bound is relative to the largest logit, as in the tests of other formats.
             assert!(
                 off < 2e-3 * largest.max(1.0),
                 "{} {tokens}: {off} of {largest}",

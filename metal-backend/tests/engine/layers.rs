@@ -1,5 +1,5 @@
-//! Checks the order of the engine's modules and of the workspace's crates. A module or crate may
-//! use only those before it in the order.
+//! Checks the dependencies between the engine's modules and between the workspace's crates. Each
+//! may only use modules or crates that precede it in a fixed order.
 
 #[path = "../../../tests/common/layering.rs"]
 mod layering;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use layering::{code, modules, upward};
 
-/// The modules from the bottom up. `module::*` means a module and all files in it.
+/// The modules in this order. `module::*` means a module and all its submodules.
 const ORDER: &[&str] = &[
     "error",
     "workdir",
@@ -130,7 +130,7 @@ const ORDER: &[&str] = &[
     "lib",
 ];
 
-/// The engine's modules with their sources, except test modules.
+/// Returns the source of each module of the engine, except test modules.
 fn engine() -> BTreeMap<String, String> {
     let mut all = modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     all.retain(|name, _| !name.ends_with("tests"));
@@ -167,14 +167,13 @@ fn arrows_that_point_up_are_found() {
     ] {
         assert_eq!(faults(module, text).len(), 1, "{module}: {text}");
     }
-    // A new file under `arch` is in `ORDER`, because of `arch::*`. Paths in comments do not count
-    // as uses.
+    // `arch::*` in `ORDER` also includes a new file. Paths in comments do not count as uses.
     let fine = "// use crate::train::Run;\nuse super::stack::Stack;\nuse crate::nn::Linear;\n";
     assert_eq!(faults("arch::another", fine), [""; 0]);
 }
 
-/// The modules outside `exec` that name the kernels of `mlx-rs-core`. Only `exec` may choose
-/// between kernels and MLX.
+/// Returns the modules outside `exec` that name the kernels of `mlx-rs-core`. Only `exec` may
+/// choose between kernels and MLX.
 fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let names = |code: &str| {
@@ -223,8 +222,8 @@ fn one_layer_chooses_between_kernels_and_mlx() {
     }
 }
 
-/// The workspace's crates from the bottom up, each with the crates on which it may depend. Tests
-/// may use further crates.
+/// The workspace's crates in this order, each with the crates on which it may depend. Tests may use
+/// additional crates.
 const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-inference-formats", &[]),
     ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),
@@ -298,8 +297,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The crates that may have unsafe code, by their directories. `inference-c` needs it for the
-/// pointers of its callers, and has it in one file.
+/// The directories of the crates that may contain unsafe code. In `inference-c`, only one file
+/// contains it, for the pointers of callers.
 const UNSAFE: [&str; 4] = ["mlx-sys", "mlx-cpu-kernels", "mlx-rs-core", "inference-c"];
 
 #[test]
@@ -318,7 +317,7 @@ fn unsafe_code_is_where_it_may_be() {
     }
     assert_eq!(allowed, UNSAFE.len());
     for (module, text) in modules(&root.join("inference-c/src")) {
-        // In `lib`, the word is only in the attributes that allow it for `abi`.
+        // In `lib`, the word occurs only in the attributes that allow unsafe code in `abi`.
         let code = code(&text)
             .replace("unsafe_code", "")
             .replace("unsafe code", "");
@@ -327,7 +326,7 @@ fn unsafe_code_is_where_it_may_be() {
     }
 }
 
-/// The name of a crate, and the dependencies of its library and build script on any target.
+/// Returns the name of a crate, and the dependencies of its library and build script on any target.
 fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
     let table: toml::Table = manifest.parse().unwrap();
     let name = table["package"]["name"].as_str().unwrap().to_owned();
@@ -342,7 +341,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
         for kind in ["dependencies", "build-dependencies"] {
             let all = table.get(kind).and_then(toml::Value::as_table);
             for (key, value) in all.into_iter().flatten() {
-                // A renamed dependency has the crate's real name in `package`.
+                // For a renamed dependency, `package` contains the crate's real name.
                 let package = value.get("package").and_then(toml::Value::as_str);
                 names.insert(package.unwrap_or(key).to_owned());
             }
@@ -351,7 +350,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
     (name, names)
 }
 
-/// The workspace crates on which a manifest depends, although `CRATES` does not allow it.
+/// Returns the workspace crates on which a manifest depends, although `CRATES` does not allow it.
 fn wrong_crates(manifest: &str) -> Vec<String> {
     let (name, names) = dependencies(manifest);
     let Some((_, allowed)) = CRATES.iter().find(|(listed, _)| *listed == name) else {

@@ -1,4 +1,4 @@
-//! Tests the engine's own parts: adapters, GGUF matrices, sampling, training, and module order.
+//! Tests parts of the engine: adapters, GGUF matrices, sampling, training, and module order.
 
 mod adapter_epochs;
 #[path = "../../../tests/common/alone.rs"]

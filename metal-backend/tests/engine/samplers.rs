@@ -1,5 +1,6 @@
 //! Compares every stage of sampling with an independent reference in float64
-//! (`tools/golden/samplers.py`), on adversarial logits. Also compares the draws of whole chains.
+//! (`tools/golden/samplers.py`). The logits are chosen to be difficult. Also compares the
+//! frequencies of tokens drawn by complete chains of stages.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ struct Chain {
     probabilities: Vec<f64>,
 }
 
-/// Parses options from the names of their fields, without the groups.
+/// Parses options from a flat list of fields, which is not divided into groups.
 fn from_fields<'de, D: serde::Deserializer<'de>>(from: D) -> Result<GenerateOptions, D::Error> {
     let fields = serde_json::Map::<String, Value>::deserialize(from)?;
     let mut groups = serde_json::Map::new();
@@ -78,13 +79,13 @@ fn id_row(values: &[u32]) -> Array {
     Array::from_slice(values, &[1, values.len() as i32]).unwrap()
 }
 
-/// Logits in which only the tokens that the sampling kernel draws after top-p are above minus
-/// infinity.
+/// Applies top-p with the sampling kernel. Returns the logits of the tokens that it can draw, and
+/// minus infinity for all others.
 fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
     let n = x.dim(1)?;
-    // A scale of 0 makes all remaining tokens equally probable. Draws at distances of a quarter of
-    // the smallest possible probability reach each of these tokens. Every second row has another
-    // `p`.
+    // With a scale of 0, all remaining tokens are equally probable. The uniform numbers of the
+    // draws are so dense that each of these tokens is drawn. Every second row has another `p`, so
+    // that the kernel must use the options of each row.
     let draws = 4 * n;
     let rows = (0..2 * draws).map(|i| {
         let draw = DrawParams {
@@ -104,12 +105,12 @@ fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
     Ok(row(&left))
 }
 
-/// The outputs of a stage, one for each implementation of the stage.
+/// Returns the result of each implementation of a stage.
 fn outputs(case: &Value, x: &Array) -> Vec<mlx_rs_core::Result<Array>> {
     match case["stage"].as_str().unwrap() {
         "top_p" => {
             let p = f(case, "p");
-            // Each row of a batch must equal a single row, and the CPU kernel must equal the graph.
+            // A row of a batch must equal a single row, and the CPU kernel must equal the graph.
             let twice = x.broadcast_to(&[2, x.dim(1).unwrap()]).unwrap();
             let mut ways = vec![
                 top_p(x, &[p]),
@@ -235,7 +236,7 @@ fn chains_draw_what_the_reference_leaves() {
                 grammars: None,
                 on_cpu,
             };
-            // One batch of many rows with equal options and different seeds.
+            // Draws all tokens as one batch, whose rows have equal options and different seeds.
             let mut samplers: Vec<Sampler> = (0..n as u64)
                 .map(|seed| {
                     let options = chain.options.clone().with_seed(seed);

@@ -53,7 +53,7 @@ fn against_mlx_lm(name: &str) {
         let prompt = first[0].ids.clone().into();
         let logits = TokenModel::logits(model, &prompt, false, &Interrupt::new()).unwrap();
         for (got, expected) in logits.logits.iter().zip(floats(&golden["logits"])) {
-            // mlx-lm rounds Gemma's factor on embeddings to bfloat16, so the bound is wide.
+            // mlx-lm rounds Gemma's factor on embeddings to bfloat16, so the bound is large.
             assert!((got - expected).abs() < 1e-3, "{name}: {got} {expected}");
         }
 
@@ -129,8 +129,8 @@ fn tables_and_whole_weights_learn_as_in_mlx_lm() {
     against_mlx_lm("llama-full");
 }
 
-/// Muon's steps depend on the shape of a matrix. Our adapters are stored transposed, so the
-/// optimizer must account for that.
+/// Muon's steps depend on the orientation of a matrix. Our adapters are stored transposed, so the
+/// optimizer must take this into account.
 #[test]
 fn muon_trains_adapters_as_mlx_does() {
     if crate::alone::ran_elsewhere("training::muon_trains_adapters_as_mlx_does") {
@@ -486,7 +486,7 @@ fn what_cannot_be_trained_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let wrong = cpu().with_adapter_path(dir.path());
     assert!(inference::load_model(tiny("llama"), &wrong).is_err());
-    // An adapter of another model must be refused.
+    // An adapter of another model must be rejected.
     let other = cpu().with_adapter_path(fixtures().join("training/qwen3-q4"));
     let e = inference::load_model(tiny("llama"), &other).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::InvalidModel);
@@ -517,9 +517,9 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     for (adapter, checkpoint, tolerance) in [
         ("llama-1", "llama", 1e-4),
         ("llama-dora", "llama", 1e-4),
-        // The merged model is rounded to bfloat16, so the bound is wide.
+        // The merged model is rounded to bfloat16, so the bound is large.
         ("qwen3-moe-4", "qwen3-moe", 0.05),
-        // The merged model is quantized again, which rounds more.
+        // The merged model is quantized again, which adds further rounding errors.
         ("qwen3-q4", "qwen3-q4", 1.0),
     ] {
         let adapter = fixtures().join("training").join(adapter);
@@ -554,8 +554,8 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     }
 }
 
-/// The adapter's product is computed in the wider type, and the trained parameters stay in
-/// bfloat16. This needs half the memory, with nearly the same losses as float32.
+/// Adapters in bfloat16 need half the memory of float32. They must learn, too, and stay in
+/// bfloat16. The adapter's product is computed in the wider type.
 #[test]
 fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     let learned = Sequence::new(vec![5, 17, 99, 40, 41, 42, 43, 44, 45, 46, 47]);

@@ -1,5 +1,5 @@
-//! Tests training of encoders on texts that belong together. Losses and parameters are compared
-//! with sentence-transformers on torch (`tools/golden/contrastive.py`), and gradients with finite
+//! Tests training of encoders on pairs of related texts. Compares losses and parameters with
+//! sentence-transformers on torch (`tools/golden/contrastive.py`), and gradients with finite
 //! differences.
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::training_common::{
     at_rate, cpu, distance, disturb, fixtures, floats, length, read, tiny,
 };
 
-/// The encoders, with projections in each of their blocks.
+/// The encoders, each with names of projections that adapters can train.
 const ENCODERS: [(&str, &[&str]); 8] = [
     ("bert", &["query", "key", "intermediate.dense"]),
     ("bert-dense", &["value", "output.dense"]),
@@ -98,7 +98,7 @@ fn encoders_learn_as_with_sentence_transformers() {
     let number = |value: &Value| value.as_f64().unwrap() as f32;
     let rank = golden["rank"].as_u64().unwrap() as usize;
     let runs = golden["runs"].as_array().unwrap();
-    // transformers has no JinaBERT, so the reference has none.
+    // transformers does not have JinaBERT, so there are no reference values for it.
     let known = ENCODERS
         .iter()
         .filter(|(name, _)| !name.starts_with("jina"));
@@ -112,7 +112,7 @@ fn encoders_learn_as_with_sentence_transformers() {
             .with_targets(targets.map(|t| t.as_str().unwrap().to_owned()));
         let tuning = plain_sgd(number(&run["rate"]));
         let mut trainer = load(name, &lora, AdapterKind::Lora, tuning);
-        // Names in the file lack prefixes such as `model.`.
+        // Names in the file do not have prefixes such as `model.`.
         let of = |values: &Value, name: &str| {
             let all = values.as_object().unwrap().iter();
             let mut found = all.filter(|(key, _)| name.ends_with(key.as_str()));
@@ -171,8 +171,9 @@ fn encoders_learn_as_with_sentence_transformers() {
     }
 }
 
-/// Gradients of every part of the adapter equal finite differences, also with checkpoints. DoRA
-/// drops a part of the gradients of A and B on purpose, so only its magnitudes are compared.
+/// The gradients of all adapter parameters must equal finite differences, also with gradient
+/// checkpointing. In DoRA, the gradients of A and B intentionally omit a term, so only those of the
+/// magnitudes are compared.
 #[test]
 fn gradients_of_encoders_are_slopes() {
     if crate::alone::ran_elsewhere("training_encoders::gradients_of_encoders_are_slopes") {
@@ -204,8 +205,9 @@ fn gradients_of_encoders_are_slopes() {
                     let evaluation = trainer.evaluate_similarity(&batch, 5.0).unwrap();
                     evaluation.loss / evaluation.items as f64
                 };
-                // Short steps of a flat loss drown in rounding, and long steps of a steep one in
-                // its curvature.
+                // If the loss is flat, short steps are inaccurate because of rounding. If it is
+                // steep, long steps are inaccurate because of its curvature. So several step
+                // lengths are tried.
                 let mut slope = |step: f32| (loss(step) - loss(-step)) / (2.0 * f64::from(step));
                 let mut tried: Vec<f64> = Vec::new();
                 let agrees = [1e-2f32, 3e-3, 3e-2, 1e-3].into_iter().any(|step| {
@@ -234,8 +236,8 @@ fn gradients_of_encoders_are_slopes() {
     }
 }
 
-/// A trained adapter gives the same vectors after saving, loading and fusing, and ranks the answers
-/// of the training data first.
+/// A trained adapter must give the same vectors after saving, loading and fusing, and must rank the
+/// answers of the training data first.
 #[test]
 fn retrieval_improves_and_adapters_survive_their_files() {
     if crate::alone::ran_elsewhere(
@@ -300,7 +302,7 @@ fn retrieval_improves_and_adapters_survive_their_files() {
     }
 }
 
-/// A positive of another example that is the same text is not a negative.
+/// Another example may have the same text as its positive. This text must not count as a negative.
 #[test]
 fn equal_positives_do_not_compete() {
     let lora = LoraConfig::new().with_rank(2).with_targets(["query"]);

@@ -1,5 +1,5 @@
-//! Trains adapters on quantized models by every method. The losses must be those of a model with
-//! the dequantized weights in float32.
+//! Trains adapters on quantized models with every method. The losses must equal those of a model
+//! with the dequantized weights in float32.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::alone::ran_elsewhere;
 use crate::gguf_blocks::{MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, TQ2_0, VOCAB, twins};
 use crate::training_common::{at_rate, cpu, distance};
 
-/// A quantized model and its dequantized twin.
+/// The directories of a quantized model and of the same model with dequantized weights.
 struct Twins {
     name: String,
     packed: PathBuf,
@@ -71,7 +71,7 @@ fn ids(seed: u32, length: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A reply of some tokens to one of two prompts.
+/// Returns a reply to one of two prompts. `seed` determines its tokens.
 fn reply(prompt: u32, seed: u32) -> Sequence {
     Sequence::new([ids(prompt, 6), ids(seed + 17, 5 + seed)].concat()).with_prompt(6)
 }
@@ -84,7 +84,7 @@ fn pairs() -> Vec<Preference> {
     (0..2).map(pair).collect()
 }
 
-/// A step by a method, with its loss.
+/// Runs one step of a training method, and returns the loss.
 type Step = fn(&mut Trainer) -> inference::Result<f32>;
 
 const METHODS: [(&str, Step); 5] = [
@@ -128,7 +128,8 @@ const METHODS: [(&str, Step); 5] = [
     }),
 ];
 
-/// SGD keeps differences of rounding small. Adam's first steps depend on signs of gradients only.
+/// With SGD, rounding differences of the gradients remain small. Adam's first steps depend only on
+/// the signs of gradients, which such differences can change.
 fn tuning() -> Tuning {
     Tuning {
         optimizer: OptimizerConfig::Sgd {
@@ -150,7 +151,8 @@ fn trainer(model: &Path, kind: AdapterKind) -> inference::Result<Trainer> {
     Trainer::load(model, &cpu(), &lora, kind, tuning())
 }
 
-/// Trains every format by every method, beside the model with the dequantized weights.
+/// Trains models of every format with every method, and compares them with the models with
+/// dequantized weights.
 fn every_method_trains_every_format_as_dense_weights(kind: AdapterKind) {
     for twins in all() {
         for (method, step) in METHODS {
@@ -170,7 +172,8 @@ fn every_method_trains_every_format_as_dense_weights(kind: AdapterKind) {
                 let bound = 2e-3 * b.abs().max(1.0);
                 assert!((a - b).abs() < bound, "{what}: {packed:?} and {plain:?}");
             }
-            // The loss of a policy is that of ratios of 1, whatever was learned.
+            // In GRPO, each step here takes the current probabilities as the old ones. So all
+            // ratios are 1, and the loss need not decrease.
             let fell = packed[3] < packed[0];
             assert!(fell || method == "grpo", "{what}: {packed:?}");
         }

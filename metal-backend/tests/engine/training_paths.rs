@@ -1,6 +1,7 @@
-//! Tests training of everything trainable, on every architecture. Compares gradients with finite
-//! differences, and checks a training step. Also tests whole weights, tables and exchanged
-//! adapters. `training.rs` compares with Python mlx-lm.
+//! Tests training of all trainable parameters on every architecture: compares gradients with finite
+//! differences, and checks a training step. Also tests training of weights instead of adapters,
+//! training of embedding tables, and the exchange of adapters. `training.rs` compares with Python
+//! mlx-lm.
 
 mod compiled;
 
@@ -14,7 +15,7 @@ use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
 use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
 use mlx_rs_core::{Array, Dtype};
 
-/// Every fixture model, with the names of its attention's projections.
+/// Returns every test model, with the names of its attention's projections.
 fn models() -> Vec<(String, Vec<&'static str>)> {
     let dir = std::fs::read_dir(fixtures().join("tiny")).unwrap();
     let mut names: Vec<String> = dir
@@ -69,7 +70,7 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         .collect()
 }
 
-/// Whether a checkpoint is stored in a half type, so that written values are rounded.
+/// Returns whether a checkpoint is stored in a 16-bit type, so that written values are rounded.
 fn is_rounded(name: &str) -> bool {
     let dir = std::fs::read_dir(tiny(name)).unwrap();
     let mut files = dir.map(|entry| entry.unwrap().path());
@@ -128,8 +129,8 @@ fn same_gradients(name: &str, trainer: &Trainer, expected: &Params) {
     }
 }
 
-/// Layers of Gemma 4 attend to keys and values of earlier layers, which gradient checkpointing puts
-/// into other checkpoints. Gradients must pass between these checkpoints.
+/// Some layers of Gemma 4 attend to keys and values of earlier layers. With gradient checkpointing,
+/// these layers belong to different checkpoints, and gradients must flow between them.
 #[test]
 fn keys_of_other_layers_have_gradients_through_checkpoints() {
     for name in ["gemma4-small", "gemma4-large"] {
@@ -175,9 +176,9 @@ fn gradients_through_quantized_weights_are_slopes() {
     }
 }
 
-/// Covers the chunks of a recurrence and the transitions between chunks. Queries, keys and gates
-/// are left out: where the sum in a denominator changes its sign, the loss has a kink. The
-/// recurrence's own test covers their gradients.
+/// Covers the chunks of a recurrence and the transitions between chunks. The loss is not
+/// differentiable where the sum in a denominator changes its sign. So queries, keys and gates are
+/// not trained here; the recurrence's own test covers their gradients.
 #[test]
 fn gradients_through_a_recurrence_are_slopes() {
     let mlstm = ["v", "ogate_preact", "out_proj", "proj_up", "proj_down"];
@@ -254,8 +255,8 @@ fn gradients_of_tables_and_heads_are_slopes() {
 
 #[test]
 fn gradients_of_row_lengths_are_slopes() {
-    // DoRA treats the lengths as constants, so the gradients of its A and B are not slopes of the
-    // loss. `training.rs` compares these gradients with mlx-lm's.
+    // DoRA treats the lengths as constants in the gradients of A and B, so finite differences do
+    // not apply to these. `training.rs` compares them with mlx-lm's.
     for name in ["llama", "llama-q4", "phi3", "gpt2"] {
         let targets = match name {
             "phi3" => vec!["qkv_proj", "down_proj"],
@@ -271,8 +272,7 @@ fn gradients_of_row_lengths_are_slopes() {
 
 #[test]
 fn gradients_of_whole_weights_are_slopes() {
-    // The models cover all kinds of norms, biases, matrices of one and of several layers, and
-    // experts.
+    // The models cover all kinds of norms, biases, fused and separate matrices, and experts.
     for name in [
         "llama",
         "gemma2",
@@ -376,7 +376,7 @@ fn fused_equals_adapted_in_every_layout() {
             let rounding = if is_rounded(name) { 0.1 } else { 5e-3 };
             let error = distance(&apart, &open(&dense));
             assert!(error < rounding, "{name}: {error}, of {apart_from_plain}");
-            // A second quantization rounds more.
+            // A quantized model is quantized again, which adds rounding errors.
             let allowed = if name.ends_with("q4") {
                 0.5 * apart_from_plain
             } else {
@@ -502,7 +502,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         let direct = inference::load_model(tiny("llama"), &cpu().with_adapter_path(&dir)).unwrap();
         assert!(distance(&now, &logits(direct.as_ref())) < 1e-4, "{adapter}");
         assert!(distance(&now, &base) > 1e-3);
-        // The cache of this prompt under the other adapter must not be reused.
+        // Keys that were cached for this prompt under the other adapter must not be reused.
         let fresh = direct
             .generate(
                 &prompt,
@@ -515,7 +515,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         seen.push(now);
     }
     assert!(distance(&seen[0], &seen[2]) > 1e-3);
-    // An adapter that does not match must change nothing.
+    // Loading an adapter of another model must not change anything.
     let wrong = fixtures().join("training/qwen3-q4");
     assert_eq!(
         trainable.load_adapter(&wrong).err().unwrap().kind(),
@@ -602,8 +602,8 @@ fn names_of_other_programs_are_understood() {
     let params = disturb(&mut trainer);
     let expected = logits(trainer.model());
     let dir = tempfile::tempdir().unwrap();
-    // go-mlx uses our own layout without `lora_parameters`. PEFT uses other parameter names, and
-    // another file for the weights.
+    // go-mlx uses our layout without `lora_parameters`. PEFT uses other parameter names and another
+    // file name for the weights.
     let turned = |a: &Array| a.contiguous().unwrap();
     for (file, config, renamed) in [
         (

@@ -37,7 +37,7 @@ fn verdicts(batch: &Value) -> Vec<JudgedReply> {
     batch.as_array().unwrap().iter().map(one).collect()
 }
 
-/// The tiny llama with an adapter on its last block.
+/// Creates a trainer of the tiny llama with an adapter on its last block.
 fn trainer(golden: &Value) -> Trainer {
     let (rank, scale) = (golden["rank"].as_u64().unwrap(), number(&golden["scale"]));
     let lora = LoraConfig::new()
@@ -57,7 +57,7 @@ fn trainer(golden: &Value) -> Trainer {
     fresh("llama", &lora, tuning)
 }
 
-/// Makes the steps of every run in a file, with `step`, and compares them.
+/// Repeats the steps of every run in a file, and compares losses, rewards and parameters.
 fn against_numpy(file: &str, step: impl Fn(&mut Trainer, &Value, &Value) -> StepReport) {
     let golden = read(&fixtures().join("training").join(file));
     let runs = golden["runs"].as_array().unwrap();

@@ -99,7 +99,8 @@ fn generated_replies_are_learned_as_the_paper_says() {
                     }
                     None => assert_eq!(options.beta, 0.0),
                 }
-                // The first update by replies has ratios of 1.
+                // At the first update with a batch of replies, all ratios are 1, so no clip ratio
+                // is reported.
                 assert_eq!(policy.clip_ratio.is_some(), i > 0);
                 if let Some(ratio) = policy.clip_ratio {
                     let off = (ratio - number(&expected["clip_ratio"])).abs();
@@ -120,7 +121,7 @@ fn generated_replies_are_learned_as_the_paper_says() {
     assert!(clipped >= 4, "{clipped} steps clip ratios");
 }
 
-/// The ratio is relative to the model that generated the replies, not to the current one.
+/// The ratio must be relative to the model that generated the replies, not to the current model.
 #[test]
 fn later_updates_use_the_log_probabilities_of_the_replies() {
     let golden = read(&fixtures().join("training/grpo.json"));
@@ -139,13 +140,13 @@ fn later_updates_use_the_log_probabilities_of_the_replies() {
         .map(|one| one.old_logprobs.clone().unwrap())
         .collect();
     first.step_by_policy(&mut batch, options).unwrap();
-    // A step keeps old log-probabilities.
+    // A step must not change the log-probabilities of the replies.
     for (one, old) in batch.iter().zip(&old) {
         assert_eq!(one.old_logprobs.as_ref(), Some(old));
         assert_eq!(old.len(), one.reply.learned());
         assert!(old.iter().all(|p| *p < 0.0));
     }
-    // Replies that were half as probable have a ratio of 2 to the unchanged model.
+    // If a reply was half as probable before, its ratio to the unchanged model is 2.
     for one in &mut batch {
         let old = one.old_logprobs.as_mut().unwrap();
         old.iter_mut().for_each(|p| *p -= 2f32.ln());

@@ -1,5 +1,5 @@
-//! Tests the memory controls and device properties at the crate's root. They are global to the
-//! process, so these tests need a separate program.
+//! Tests the functions for memory limits and device properties at the crate's root. The limits
+//! apply to the whole process, so these tests run in a separate process.
 
 use metal_backend as engine;
 use mlx_rs_core::{Array, Dtype, eval, zeros};
@@ -22,7 +22,7 @@ fn limits_are_set_figures_follow_arrays_and_facts_are_told_alone() {
     let before = engine::set_memory_limit(1 << 34).unwrap();
     assert_eq!(engine::set_memory_limit(before).unwrap(), 1 << 34);
     let before = engine::set_cache_limit(1 << 30).unwrap();
-    // Before MLX 0.32, the CPU allocator keeps nothing for reuse and reports a limit of 0.
+    // Before MLX 0.32, the CPU allocator does not keep freed memory, and reports a limit of 0.
     let old = mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
     let effective = if device.kind() == mlx_rs_core::DeviceKind::Gpu || !old {
         1 << 30

@@ -1,5 +1,5 @@
-//! Tests that the report and the loader's refusal use the same estimate of memory. The memory
-//! budget is global to the process, so this test is a separate binary.
+//! Tests that the report and the loader use the same estimate of memory. The memory budget applies
+//! to the whole process, so this test runs in a separate process.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
-//! Tests that sampling copies no logits to the host. With any options that stay on the device, a
-//! call only builds the graph. It must not compute or copy an array of the size of a large
-//! vocabulary.
+//! Tests that sampling does not copy logits to the host. With any options that the device can
+//! compute, a call only builds the graph. It must not compute or copy an array with an element for
+//! each token of a large vocabulary.
 //!
-//! The memory counter covers the whole process, so this test is a separate binary.
+//! The memory counter applies to the whole process, so this test runs in a separate process.
 
 use inference::{GenerateOptions, LogitsProcessorFactory};
 use metal_backend::sample::{self, Context, Sampler};
@@ -11,7 +11,7 @@ use mlx_rs_core::{Device, Dtype, Stream, memory};
 
 const VOCABULARY: usize = 151_936;
 
-/// The bytes that one call of sampling allocates before the evaluation.
+/// Returns the number of bytes that one call of sampling allocates before its result is evaluated.
 fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
     let context = Context {
         vocabulary: VOCABULARY,
@@ -26,7 +26,7 @@ fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
     let before = memory::active().unwrap();
     let drawn = sample::sample(&mut [&mut sampler], &logits).unwrap();
     let after = memory::active().unwrap();
-    // The graph must be valid: the result can be computed.
+    // The graph must be valid, so the result is computed.
     let token: u32 = drawn.tokens.item().unwrap();
     assert!((token as usize) < VOCABULARY);
     if options.output.logprobs.is_some() {
@@ -68,7 +68,8 @@ fn a_large_vocabulary_is_neither_computed_nor_copied_alone() {
                 let bytes = allocated(&options, on_cpu);
                 assert!(bytes < 1 << 16, "{bytes} bytes by {options:?}");
             }
-            // A processor that copies the logits proves that the counter works.
+            // A processor that copies the logits must raise the counter. This shows that the
+            // counter works.
             let copying = LogitsProcessorFactory::new(|| {
                 |_: &[u32], _: &[u32], logits: &mut [f32]| {
                     logits[0] = 1.0;

@@ -1,7 +1,7 @@
 //! Tests that training needs no more memory after 500 steps than after 50 steps, and that
 //! recomputing blocks lowers the peak.
 //!
-//! The memory counters cover the whole process, so this test is a separate program.
+//! The memory counters apply to the whole process, so this test runs in a separate process.
 
 use crate::training_common::{batch, cpu, tiny};
 use inference::LoraConfig;
@@ -22,8 +22,9 @@ fn training_stays_flat_and_checkpoints_lower_its_peak() {
 }
 
 fn training_stays_flat_and_checkpoints_lower_its_peak_alone() {
-    // The options cover all state that a step may keep: accumulation, clipping, a changing learning
-    // rate, and dropout. Compiled runs also keep the graphs of the batches' shapes.
+    // The options cover everything that a step may keep in memory: accumulated gradients, clipping,
+    // a changing learning rate, and dropout. Compiled runs also keep a graph for each shape of a
+    // batch.
     let empty = memory::live_arrays();
     for (compile, rounds) in [(Compile::Off, 10), (Compile::On, 4)] {
         let tuning = Tuning {
@@ -59,8 +60,8 @@ fn training_stays_flat_and_checkpoints_lower_its_peak_alone() {
         assert!(memory::live_arrays() <= empty + 8, "{compile:?}");
     }
 
-    // With seven blocks and long sequences, most of the memory is for values that the backward pass
-    // needs.
+    // With seven blocks and long sequences, most of the memory contains values for the backward
+    // pass.
     let long: Vec<Sequence> = (0..2u32)
         .map(|i| Sequence::new((0..240).map(|j| 3 + (i * 37 + j * j * 11) % 290).collect()))
         .collect();

@@ -35,7 +35,7 @@ pub fn sequences(batch: &Value) -> Vec<Sequence> {
     batch.as_array().unwrap().iter().map(one).collect()
 }
 
-/// Loading options in which losses and gradients are computed in float32.
+/// Returns loading options with which losses and gradients are computed in float32.
 pub fn cpu() -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
@@ -58,7 +58,7 @@ pub fn fresh(name: &str, config: &LoraConfig, tuning: Tuning) -> Trainer {
     load(name, config, AdapterKind::Lora, tuning)
 }
 
-/// Sentences of the tiny vocabulary, in order of ascending length.
+/// Returns `n` sentences from the tiny vocabulary, in order of ascending length.
 pub fn batch(n: usize) -> Vec<Sequence> {
     let sentence = |i: u32| {
         (0..9 + i)
@@ -68,7 +68,7 @@ pub fn batch(n: usize) -> Vec<Sequence> {
     (0..n as u32).map(|i| Sequence::new(sentence(i))).collect()
 }
 
-/// The logits of every position of a short prompt.
+/// Returns the logits of every position of a short prompt.
 pub fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens(vec![5, 17, 99, 4]);
     let tokens = model.as_token_model().unwrap();
@@ -84,13 +84,14 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     each.fold(0f32, f32::max)
 }
 
-/// The Euclidean norm of all elements.
+/// Returns the Euclidean norm of all elements.
 pub fn length(a: &Array) -> f32 {
     let sum = a.square().unwrap().sum(All, false).unwrap();
     sum.sqrt().unwrap().item::<f32>().unwrap()
 }
 
-/// Moves A and B away from zero. If one were zero, the other would have no gradient.
+/// Changes A and B so that neither is zero, and returns all parameters. If one were zero, the other
+/// would have no gradient.
 pub fn disturb(trainer: &mut Trainer) -> Params {
     let mut params = trainer.params();
     for (i, (part, value)) in params.iter_mut().enumerate() {
@@ -106,7 +107,8 @@ pub fn disturb(trainer: &mut Trainer) -> Params {
     params
 }
 
-/// Checks that the gradients of the loss equal finite differences, by a step along each gradient.
+/// Checks that the gradients of the loss equal finite differences. Each parameter is moved along
+/// its gradient.
 pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bool) {
     let params = trainer.params();
     let batch = batch(2);
@@ -114,7 +116,7 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
     assert_eq!(gradients.len(), params.len());
     let mut checked = 0;
     for (part, gradient) in gradients.iter().filter(|(part, _)| only(part)) {
-        // Along the gradient itself, the slope equals the gradient's norm.
+        // In the direction of the gradient, the slope of the loss equals the gradient's norm.
         let long = length(gradient);
         assert!(long.is_finite(), "{what} {part}");
         let along = match long {
@@ -130,9 +132,10 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
             let evaluation = trainer.evaluate(&batch).unwrap();
             evaluation.loss / evaluation.tokens as f64
         };
-        // A steep loss is also strongly curved, so its steps are shorter. Steps are even shorter if
-        // a router switches experts within the step, because the loss then jumps. For a very steep
-        // loss, few step sizes avoid both curvature and rounding errors.
+        // A steep loss usually has a strong curvature, so its steps are shorter. If a router
+        // selects other experts within a step, the loss jumps, and even shorter steps are
+        // necessary. For a very steep loss, only few step lengths avoid both curvature and rounding
+        // errors.
         let base = loss(0.0);
         let longest = (2e-2 / long.max(1e-6)).clamp(2e-4, 1e-2);
         let estimate = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {

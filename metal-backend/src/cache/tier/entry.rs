@@ -1,5 +1,5 @@
-//! One file of the tier: a prompt cache of `cache/file.rs` with two more texts in its header. One
-//! describes the entry, the other is a hash of the whole file.
+//! One file of the disk tier: a prompt cache of `cache/file.rs` with two more values in its header.
+//! One describes the entry, the other is a hash of the complete file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write as _};
@@ -11,38 +11,38 @@ use inference_formats::{Error as FormatsError, ErrorKind as FormatsKind};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// The text with [`About`], as JSON.
+/// The metadata key of [`About`], as JSON.
 const ABOUT: &str = "0.rust_mlx_tier";
-/// The text with the hash of the file. The hash is computed with zeros in its place.
+/// The metadata key of the file's hash. While the hash is computed, zeros stand in its place.
 const HASH: &str = "0.rust_mlx_sha256";
-/// The digits of a hash.
+/// The number of hexadecimal digits of a hash.
 const DIGITS: usize = 64;
-/// The version of the format.
+/// The version of the entry format.
 const VERSION: u32 = 1;
-/// Names of files are this, a hash, and [`SUFFIX`].
+/// File names are this prefix, a hash, and [`SUFFIX`].
 const PREFIX: &str = "prefix-";
 const SUFFIX: &str = ".safetensors";
-/// The longest header that is read.
+/// The maximum size of a header that is read, in bytes.
 const MAX_HEADER: u64 = 64 << 20;
 
-/// What an entry holds.
+/// Describes the contents of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Of the format.
+    /// The version of the entry format.
     pub version: u32,
     /// The identity of the model's files.
     pub model: String,
     /// The identity of the adapter's files, if there is one.
     pub adapter: Option<String>,
-    /// Everything else that changes the computed numbers.
+    /// A description of all other settings that change the computed values.
     pub variant: String,
     /// The hash of the salt.
     pub salt: Option<String>,
     /// The hash of the kinds of the layers' states.
     pub kinds: String,
-    /// `Caches::stretch`.
+    /// The value of `Caches::stretch`.
     pub stretch: usize,
-    /// Whether the entry can be cut to any beginning of its tokens.
+    /// Whether the caches can be truncated to any prefix of the tokens.
     pub cuts: bool,
     /// The computed tokens.
     pub tokens: Vec<u32>,
@@ -65,7 +65,7 @@ impl Default for About {
 }
 
 impl About {
-    /// The name of the entry's file. Entries of equal content have equal names.
+    /// Returns the name of the entry's file. Entries of equal content have equal names.
     pub fn name(&self) -> String {
         let mut digest = Sha256::new();
         let texts = [
@@ -76,7 +76,7 @@ impl About {
             Some(&self.kinds),
         ];
         for text in texts {
-            // The length separates the texts; no text has the length of a missing one.
+            // The length separates the texts. A missing text has a length that no text can have.
             let length = text.map_or(u64::MAX, |text| text.len() as u64);
             digest.update(length.to_le_bytes());
             digest.update(text.map_or("", String::as_str));
@@ -87,7 +87,7 @@ impl About {
         format!("{PREFIX}{}{SUFFIX}", hex(&digest.finalize()))
     }
 
-    /// The identity under which `cache/file.rs` keeps the prompt.
+    /// Returns the identity that `cache/file.rs` stores in the file.
     pub fn identity(&self) -> String {
         match &self.adapter {
             Some(adapter) => format!("{}+{adapter}", self.model),
@@ -95,7 +95,7 @@ impl About {
         }
     }
 
-    /// Whether the caches of both come from the same computation, apart from the tokens.
+    /// Whether both entries come from the same computation, apart from the tokens.
     pub fn is_akin(&self, other: &Self) -> bool {
         self.model == other.model
             && self.adapter == other.adapter
@@ -105,7 +105,7 @@ impl About {
             && self.stretch == other.stretch
     }
 
-    /// The texts for the header of the file.
+    /// Returns the values for the header of the file.
     pub fn texts(&self) -> serde_json::Result<[(String, String); 2]> {
         let about = serde_json::to_string(self)?;
         Ok([
@@ -115,7 +115,7 @@ impl About {
     }
 }
 
-/// Whether a file's name is one of [`About::name`].
+/// Whether a file name has the form of [`About::name`].
 pub fn is_entry(name: &str) -> bool {
     let digits = (name.strip_prefix(PREFIX)).and_then(|name| name.strip_suffix(SUFFIX));
     digits.is_some_and(|digits| {
@@ -123,7 +123,7 @@ pub fn is_entry(name: &str) -> bool {
     })
 }
 
-/// The SHA-256 hash of texts, each with its length.
+/// Returns the SHA-256 hash of texts, each with its length.
 pub fn hash<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut digest = Sha256::new();
     for text in texts {
@@ -133,14 +133,14 @@ pub fn hash<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     hex(&digest.finalize())
 }
 
-/// Why a file is not a usable entry.
+/// The reason why a file is not a usable entry.
 #[derive(Debug)]
 pub enum Fault {
     /// Another process has removed the file.
     Gone,
     /// The file has changed since it was written.
     Damaged(String),
-    /// The file seems intact, but another program or version wrote it.
+    /// The file is intact, but another program or version wrote it.
     Foreign(String),
 }
 
@@ -173,7 +173,7 @@ pub fn read(path: &Path, name: &str) -> Result<About, Fault> {
     let texts = SafetensorsCheckpoint::metadata(path)?;
     let about = texts
         .get(ABOUT)
-        // By its name, it was an entry.
+        // The name says that the file was an entry, so it must have been damaged.
         .ok_or_else(|| Fault::Damaged("its description is missing".to_owned()))?;
     let damaged = |_| Fault::Damaged("its description is damaged".to_owned());
     let version = serde_json::from_str::<Version>(about).map_err(damaged)?;
@@ -187,12 +187,12 @@ pub fn read(path: &Path, name: &str) -> Result<About, Fault> {
     if about.name() != name {
         return Err(Fault::Damaged("its description is damaged".to_owned()));
     }
-    // Compares the length of the file with the sizes in its header.
+    // Opening checks the length of the file against the sizes in its header.
     SafetensorsCheckpoint::open_file(path)?;
     Ok(about)
 }
 
-/// The recorded hash, the computed hash, and the offset of the recorded hash in the file.
+/// Returns the recorded hash, the computed hash, and the offset of the recorded hash in the file.
 fn hashes(file: &mut File) -> Result<(String, String, u64), Fault> {
     let damaged = |what: &str| Fault::Damaged(what.to_owned());
     let mut start = [0; 8];
@@ -204,7 +204,7 @@ fn hashes(file: &mut File) -> Result<(String, String, u64), Fault> {
     }
     let mut header = vec![0; usize::try_from(length).unwrap_or_default()];
     file.read_exact(&mut header)?;
-    // A quote inside of another text has a backslash before it, so this is the key.
+    // Quotes inside texts are escaped by a backslash, so this pattern matches only the key.
     let key = format!("\"{HASH}\":\"");
     let at = (header
         .windows(key.len())

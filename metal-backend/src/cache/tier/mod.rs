@@ -1,10 +1,10 @@
-//! Computed prompts on disk, for later processes. They are files of `cache/file.rs` in one
-//! directory, bounded in bytes.
+//! Stores caches of computed prompts on disk, for later processes. They are files of
+//! `cache/file.rs` in one directory with a size limit.
 //!
-//! Several processes may use a directory. A file appears complete, under a name that its content
-//! determines, and never changes. A process learns of the files of others when the directory has
-//! changed. Times of the last use are those of the files' last change, so that all processes see
-//! them.
+//! Several processes may share a directory. A file gets its name only when it is complete, its
+//! content determines the name, and it never changes. A process reads the directory again when its
+//! modification time has changed. The modification time of a file is the time of its last use, so
+//! that all processes know it.
 
 mod entry;
 mod writer;
@@ -28,15 +28,15 @@ use super::prefix::common;
 use super::{Caches, copy_prefix, eval_caches, file, offset, trim};
 use crate::error::engine;
 
-/// Reading an entry must save at least this part of its tokens.
+/// An entry is read only if this saves at least `1 / LEAST_PART` of its tokens.
 const LEAST_PART: usize = 16;
 
-/// The identity of what computes, apart from its adapter.
+/// The identity of the computation, apart from the adapter.
 #[derive(Debug, Clone)]
 pub struct Computation {
-    /// Of the model's files.
+    /// The identity of the model's files.
     pub model: String,
-    /// Everything else that changes the computed numbers.
+    /// A description of all other settings that change the computed values.
     pub variant: String,
     /// The name of the model for mlx-lm.
     pub source: String,
@@ -49,11 +49,11 @@ pub struct Computation {
 pub struct Of<'a> {
     /// The hash of the adapter's files.
     pub adapter: Option<&'a str>,
-    /// Only requests with this salt get the caches.
+    /// The salt. Only requests with an equal salt may use the caches.
     pub salt: Option<&'a str>,
 }
 
-/// A directory that was checked.
+/// A directory that exists and can be written.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -61,11 +61,11 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory if it is missing, and checks that it can be written. Its files have at
-    /// most `bytes` bytes.
+    /// Creates the directory if it is missing, and checks that it can be written. `bytes` limits
+    /// the total size of its files.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if it cannot be made or written.
+    /// [`ErrorKind::Io`] if it cannot be created or written.
     pub fn open(path: &Path, bytes: u64) -> Result<Self> {
         private_dir(path).map_err(|e| {
             let message = "the directory of cache_dir cannot be made or written";
@@ -80,7 +80,7 @@ impl Directory {
     }
 }
 
-/// The prompts of one model in a directory. Dropping it waits until all are written.
+/// The prompts of one model in a directory. Dropping the tier waits until all prompts are written.
 #[derive(Debug)]
 pub struct Tier {
     shared: Arc<Shared>,
@@ -98,14 +98,14 @@ struct Shared {
     has_warned: AtomicBool,
 }
 
-/// The known files, by name.
+/// The known files of the directory, by name.
 #[derive(Debug, Default)]
 struct Index {
     /// The entries of this model.
     entries: BTreeMap<String, Arc<About>>,
-    /// The others: of other models, or unusable.
+    /// Files of other models, and unusable files.
     others: BTreeSet<String>,
-    /// When the directory had changed last, before it was read.
+    /// The directory's modification time before it was last read.
     changed: Option<SystemTime>,
 }
 
@@ -118,7 +118,7 @@ struct Seen {
 }
 
 impl Tier {
-    /// The entries of `computation` in `dir`. Reads the headers of its files.
+    /// Opens the entries of `computation` in `dir`. Reads the headers of the files.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the directory cannot be read, or no thread can be started.
@@ -154,7 +154,7 @@ impl Tier {
         })
     }
 
-    /// Waits until all is written, and writes nothing from now on.
+    /// Waits until all entries are written, and makes later calls write nothing.
     pub fn close(&self) {
         self.shared.close();
         if let Some(thread) = self.thread.lock().take()
@@ -164,7 +164,7 @@ impl Tier {
         }
     }
 
-    /// The description of caches like `like` that hold `tokens`.
+    /// Describes caches like `like` that contain `tokens`.
     fn about(&self, of: Of<'_>, like: &Caches, tokens: Vec<u32>) -> About {
         let computation = &self.shared.computation;
         let kinds: Vec<String> = like.iter().map(|layer| layer.kind()).collect();
@@ -180,12 +180,11 @@ impl Tier {
         }
     }
 
-    /// Writes `caches`, which hold `tokens`, on another thread. Writes nothing if the same or a
-    /// longer entry is there. An entry that is extended by this one is removed, if this one can be
-    /// cut to it.
+    /// Writes `caches`, which contain `tokens`, on another thread. Writes nothing if an equal or
+    /// longer entry exists. Removes shorter entries that the new entry can replace.
     ///
-    /// The caches are copied, because later requests change them in place. Call it in the scope of
-    /// their device.
+    /// The caches are copied, because later requests change them in place. Call this function in
+    /// the scope of their device.
     pub fn put(&self, of: Of<'_>, tokens: &[u32], caches: &Caches) {
         let n = offset(caches);
         let is_whole = usize::try_from(n) == Ok(tokens.len());
@@ -199,7 +198,8 @@ impl Tier {
             return;
         }
         let copy = copy_prefix(caches, n).and_then(|copy| match copy {
-            // A file knows no more of the sequence than its tokens.
+            // A file does not record the expected length of the sequence, so the copy gets the
+            // length of its tokens.
             Some(copy) => {
                 let copy = copy.for_sequence(tokens.len());
                 eval_caches(&copy)?;
@@ -214,11 +214,12 @@ impl Tier {
         }
     }
 
-    /// The entry with the longest common prefix with `prompt`, cut to that length, and the length.
-    /// It saves enough over `have` tokens, which the caller has, to be worth reading. `like` are
-    /// empty caches for the prompt, and `empty` makes others. `one` computes caches of one token.
+    /// Returns caches with the longest common prefix with `prompt`, truncated to that prefix, and
+    /// its length. Returns `None` if reading would not save enough tokens over the `have` tokens
+    /// that the caller already has. `like` are empty caches for the prompt, and `empty` creates
+    /// others. `one` computes caches of one token.
     ///
-    /// Call it in the scope of the caches' device.
+    /// Call this function in the scope of the caches' device.
     pub fn take(
         &self,
         of: Of<'_>,
@@ -232,7 +233,7 @@ impl Tier {
         self.shared.catch_up();
         let wanted = self.about(of, like, Vec::new());
         let reach = usize::try_from(like.reach()).unwrap_or(0);
-        // Each turn of the loop forgets an entry or ends it.
+        // Each iteration forgets an entry or returns, so the loop ends.
         loop {
             let (name, about, n) = self.shared.best(&wanted, prompt, have)?;
             let path = self.shared.dir.path.join(&name);
@@ -277,7 +278,7 @@ impl Drop for Tier {
 }
 
 impl Shared {
-    /// Warns of a failure, the first time; later ones are of little interest.
+    /// Logs a warning of the first failure. Later failures probably have the same cause.
     fn warn(&self, message: &str) {
         let dir = self.dir.path.display();
         match self.has_warned.swap(true, Ordering::Relaxed) {
@@ -288,7 +289,7 @@ impl Shared {
         }
     }
 
-    /// The name of a known entry that makes `about` superfluous.
+    /// Returns the name of a known entry that makes `about` redundant.
     fn covering(&self, about: &About) -> Option<String> {
         let index = self.index.lock();
         let covers = |other: &About| {
@@ -300,7 +301,7 @@ impl Shared {
         found.map(|(name, _)| name.clone())
     }
 
-    /// The entry with the most tokens for `prompt`, as in [`Tier::take`].
+    /// Returns the entry with the most usable tokens for `prompt`, as in [`Tier::take`].
     fn best(
         &self,
         wanted: &About,
@@ -312,7 +313,8 @@ impl Shared {
             if !about.is_akin(wanted) {
                 return 0;
             }
-            // One token is left to compute, because its pass gives the first logits.
+            // The last token is never taken from an entry, because its pass computes the first
+            // logits.
             let n = common(&about.tokens, prompt).min(prompt.len().saturating_sub(1));
             let is_whole = n == about.tokens.len();
             let saved = n.saturating_sub(have);
@@ -328,18 +330,18 @@ impl Shared {
             .iter()
             .map(|(name, about)| (name, about, usable(about)))
             .filter(|(.., n)| *n > 0)
-            // Of equal ones, the shorter file.
+            // If several entries are equal, the shorter file is read.
             .max_by_key(|(_, about, n)| (*n, std::cmp::Reverse(about.tokens.len())))
             .map(|(name, about, n)| (name.clone(), Arc::clone(about), n))
     }
 
-    /// Marks an entry as used now. It does not matter if that fails.
+    /// Marks an entry as used now. A failure does no harm.
     fn touch(&self, name: &str) {
         let path = self.dir.path.join(name);
         let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Forgets an entry that cannot be used, and removes its file if it is damaged.
+    /// Forgets an unusable entry, and removes its file if it is damaged.
     fn forget(&self, name: &str, fault: Fault) {
         let path = self.dir.path.join(name);
         let mut index = self.index.lock();
@@ -357,12 +359,12 @@ impl Shared {
         index.others.insert(name.to_owned());
     }
 
-    /// When the directory has changed last, if the system says it.
+    /// Returns the directory's modification time, if the system provides it.
     fn changed_at(&self) -> Option<SystemTime> {
         fs::metadata(&self.dir.path).ok()?.modified().ok()
     }
 
-    /// Learns of the files that other processes have written or removed.
+    /// Updates the index if other processes have written or removed files.
     fn catch_up(&self) {
         let changed = self.changed_at();
         if changed.is_some() && self.index.lock().changed == changed {
@@ -374,7 +376,7 @@ impl Shared {
     }
 
     /// Reads the directory, and the headers of new files. Returns the files with names of entries,
-    /// and the number of others.
+    /// and the number of other files.
     fn refresh(&self) -> std::io::Result<(Vec<Seen>, usize)> {
         let changed = self.changed_at();
         let (mut seen, mut foreign) = (Vec::new(), 0);
@@ -382,12 +384,12 @@ impl Shared {
             let found = found?;
             let name = found.file_name();
             let Some(name) = name.to_str().filter(|name| entry::is_entry(name)) else {
-                // Hidden files are those that are being written.
+                // Hidden files are still being written, so they are not counted.
                 let is_hidden = name.to_string_lossy().starts_with('.');
                 foreign += usize::from(!is_hidden);
                 continue;
             };
-            // Another process may have removed it.
+            // Another process may have removed the file.
             let Ok(metadata) = found.metadata() else {
                 continue;
             };

@@ -17,7 +17,7 @@ fn tier(path: &Path, model: &str) -> Tier {
     Tier::new(dir, computation(model)).unwrap()
 }
 
-/// Keys that differ by position.
+/// Keys whose values depend on the position.
 fn filled(n: u16) -> Caches {
     let mut cache = CacheOptions::default().cache(None);
     if n > 0 {
@@ -76,12 +76,12 @@ fn the_longest_beginning_is_read_and_cut() {
     let second = tier(dir.path(), "a");
     let n = |prompt: &[u32], have| take(&second, PLAIN, prompt, have, keys).map(|(_, n)| n);
     assert_eq!(n(&[1, 2, 3, 4, 5], 0), Some(4));
-    // One token is left to compute.
+    // The last token must remain to be computed.
     assert_eq!(n(&[1, 2, 3, 4], 0), Some(3));
     assert_eq!(n(&[1, 2, 7], 0), Some(2));
     assert_eq!(n(&[1, 9, 9], 0), Some(2));
     assert_eq!(n(&[7], 0), None);
-    // The caller has as many.
+    // The caller already has as many tokens.
     assert_eq!(n(&[1, 2, 3, 4, 5], 4), None);
     assert_eq!(n(&[1, 2, 3, 4, 5], 3), Some(4));
     let (caches, _) = take(&second, PLAIN, &[1, 2, 3, 8], 0, keys).unwrap();
@@ -103,11 +103,11 @@ fn an_entry_that_a_request_reads_before_it_is_known_keeps_its_file() {
         let (name, about) = index.entries.first_key_value().unwrap();
         (name.clone(), About::clone(about))
     };
-    // A request has read the directory between the file's last rename and this call.
+    // A request may read the directory between the file's last rename and this call.
     tier.shared.add_written(name.clone(), about);
     assert!(dir.path().join(&name).is_file());
     assert_eq!(tier.shared.index.lock().entries.len(), 1);
-    // A longer entry does remove the file.
+    // A longer entry must remove the file.
     put(&tier, PLAIN, &[1, 2, 3, 4, 5], filled(5));
     tier.shared.until_idle();
     assert!(!dir.path().join(&name).exists());
@@ -165,7 +165,7 @@ fn keys_of_another_rotation_are_neither_written_nor_read() {
     let tier = tier(dir.path(), "a");
     let tokens: Vec<u32> = (0..10).collect();
     let stream = Stream::default_of(Device::cpu()).unwrap();
-    // These keys are rotated for a sequence of 30 positions, and a file has no such field.
+    // These keys are rotated for a sequence of 30 positions, and a file cannot record this.
     stream.scope(|| tier.put(PLAIN, &tokens, &filled(10).for_sequence(30)));
     tier.shared.until_idle();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -205,7 +205,7 @@ fn names_are_those_of_entries_only() {
     let mut other = about.clone();
     other.tokens.push(1);
     assert_ne!(about.name(), other.name());
-    // The same letters, divided differently among the fields.
+    // The same letters, but divided differently between the fields.
     let (mut one, mut two) = (about.clone(), about);
     one.model = "ab".to_owned();
     two.model = "a".to_owned();

@@ -1,4 +1,4 @@
-//! Writes entries on a thread of its own, so that no request waits for the disk.
+//! Writes entries on a separate thread, so that no request waits for the disk.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::cache::Caches;
 use crate::cache::file_tensors::Additions;
 use crate::error::engine;
 
-/// Limits on the queue of entries to write: their number, and the bytes of their copies in memory.
+/// Limits of the queue: the number of entries, and the bytes of their copies in memory.
 const MOST_WAITING: usize = 8;
 const MOST_BYTES: usize = 1 << 30;
 
@@ -35,14 +35,14 @@ struct Job {
     bytes: usize,
 }
 
-/// Whether an entry `longer` makes the entry `about` superfluous.
+/// Whether the entry `longer` makes the entry `about` redundant.
 fn replaces(longer: &About, about: &About) -> bool {
     longer.cuts && longer.is_akin(about) && longer.tokens.starts_with(&about.tokens)
 }
 
 impl Shared {
-    /// Adds an entry to write. Drops those that it replaces, and the oldest ones if there are too
-    /// many.
+    /// Adds an entry to the queue. Drops queued entries that it replaces. If the limits are
+    /// exceeded, also drops the oldest entries.
     pub(super) fn enqueue(&self, about: About, caches: Caches) {
         let bytes = caches.iter().map(|layer| layer.nbytes()).sum();
         let mut queue = self.queue.lock();
@@ -65,13 +65,13 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Lets the thread end once it has written what waits.
+    /// Makes the thread end once it has written all queued entries.
     pub(super) fn close(&self) {
         self.queue.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// The next entry to write; `None` once the queue is closed and empty.
+    /// Returns the next entry to write; `None` once the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         queue.is_busy = false;
@@ -88,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// Waits until nothing is left to write.
+    /// Waits until all queued entries are written.
     #[cfg(test)]
     pub(super) fn until_idle(&self) {
         let mut queue = self.queue.lock();
@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// The thread's work.
+    /// Writes entries until the queue is closed and empty.
     pub(super) fn write_all(&self) {
         while let Some(job) = self.next() {
             if let Err(e) = self.write(job) {
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Writes one entry, unless it is there.
+    /// Writes one entry, unless an equal or longer entry exists.
     fn write(&self, job: Job) -> inference::Result<()> {
         let path = &self.dir.path;
         let unread = |e: io::Error| {
@@ -114,7 +114,7 @@ impl Shared {
                 .with_path(path)
                 .with_source(e)
         };
-        // Another process may have written it.
+        // Another process may have written the entry.
         self.refresh().map_err(unread)?;
         if let Some(name) = self.covering(&job.about) {
             self.touch(&name);
@@ -151,11 +151,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Adds an entry whose file is written, and removes those that it replaces.
+    /// Adds an entry whose file is written, and removes the entries that it replaces.
     pub(super) fn add_written(&self, name: String, about: About) {
         let mut index = self.index.lock();
-        // A request may have read the directory since the file got its name. The entry is then in
-        // the index already, and must not remove its own file.
+        // A request may have read the directory after the file got its name. Then the entry is
+        // already in the index, and it must not remove its own file.
         let replaced: Vec<String> = (index.entries.iter())
             .filter(|(other, known)| **other != name && replaces(&about, known))
             .map(|(other, _)| other.clone())
@@ -167,8 +167,8 @@ impl Shared {
         index.entries.insert(name, Arc::new(about));
     }
 
-    /// Removes entries of this model until another of `bytes` fits: first those that `about`
-    /// replaces, then the least recently used. Removes none if it never fits.
+    /// Removes entries of this model until `bytes` more fit: first those that `about` replaces,
+    /// then the least recently used. Removes nothing and returns false if `bytes` can never fit.
     fn make_room(&self, bytes: u64, about: &About) -> io::Result<bool> {
         let (seen, _) = self.refresh()?;
         let mut index = self.index.lock();

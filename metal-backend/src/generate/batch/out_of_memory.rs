@@ -1,4 +1,4 @@
-//! What happens when the memory does not suffice for a pass: one request fails, the others go on.
+//! Handles a forward pass that runs out of memory: one request fails, the others continue.
 
 use inference::{Error, ErrorKind};
 use mlx_rs_core::memory;
@@ -7,13 +7,12 @@ use super::{Batch, Member};
 use crate::sample::Sampler;
 
 impl Batch {
-    /// Frees memory after a pass failed with `error`. Kept caches of earlier requests are dropped.
+    /// Frees memory after a pass failed with `error`. Drops the stored caches of earlier requests.
     /// If there are none, the request with the most tokens fails. The other requests of the pass
     /// compute all tokens again, since the pass may have changed their caches. Requests outside the
-    /// pass go on.
+    /// pass continue.
     ///
-    /// Returns `false`, and does nothing, if the error has another cause, or did not come from a
-    /// pass.
+    /// Returns `false` and does nothing if the error is not a lack of memory, or if no pass failed.
     pub(super) fn make_room(&mut self, error: &Error) -> bool {
         if error.kind() != ErrorKind::OutOfMemory || self.rows.iter().all(|m| m.before.is_none()) {
             return false;
@@ -27,7 +26,7 @@ impl Batch {
         for member in &mut self.rows {
             member.compute_again(error);
         }
-        // Without this, the freed memory stays reserved. A failure here is not a reason to stop.
+        // Without this call, MLX keeps the freed memory reserved. A failure here does no harm.
         let _ = memory::clear_cache();
         true
     }
@@ -53,7 +52,7 @@ impl Member {
         let Some(sequence) = &mut self.sequence else {
             return;
         };
-        // A grammar cannot take a token back, and a draft model has its own caches.
+        // A grammar cannot undo a token, and a draft model's caches are not restored here.
         let has_drawn = sequence.sampler.step() != before.step();
         if self.draft.is_some() || (has_drawn && Sampler::waits(self.request.options())) {
             self.fail(error);

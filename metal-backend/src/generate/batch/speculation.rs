@@ -1,6 +1,6 @@
-//! Speculative decoding of several rows. One pass checks the proposed tokens of all rows, whose
-//! numbers may differ. Each row keeps the tokens up to its first wrong one, so its reply equals
-//! that of plain decoding.
+//! Speculative decoding of several rows. One pass checks the proposed tokens of all rows; each row
+//! may have another number of proposals. Each row drops its first wrong token and all tokens after
+//! it, so its reply equals the reply of plain decoding.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::nn::attention::Positions;
 use crate::sample::Memory;
 use crate::steer::{Edits, watch};
 
-/// Accepts the pending tokens of rows that speculate, then checks the proposals for the next ones.
-/// Each row's next pending token is the one after its last right proposal.
+/// Accepts the pending tokens of rows that speculate, then checks proposals for the next tokens.
+/// The model's token after the last right proposal becomes the row's next pending token.
 ///
 /// # Errors
 /// If memory runs out.
@@ -55,7 +55,7 @@ pub(super) fn decode(rows: Vec<(&mut Member, Pending)>) -> Result<()> {
     Ok(())
 }
 
-/// Adds a token to a row's reply. Returns whether the row goes on.
+/// Adds a token to a row's reply. Returns whether the row continues.
 fn accept(member: &mut Member, pending: &Pending) -> Result<bool> {
     let read = read(pending, &member.request)?;
     if let Err(error) = read.check() {
@@ -68,7 +68,7 @@ fn accept(member: &mut Member, pending: &Pending) -> Result<bool> {
     Ok(!member.request.is_over())
 }
 
-/// The proposals for each row, perhaps none.
+/// Returns the proposed tokens of each row, which may be none.
 fn proposals(members: &mut [&mut Member]) -> Result<Vec<Vec<u32>>> {
     let mut tokens = Vec::with_capacity(members.len());
     let mut limits = Vec::with_capacity(members.len());
@@ -78,15 +78,16 @@ fn proposals(members: &mut [&mut Member]) -> Result<Vec<Vec<u32>>> {
             Some(draft) => draft.catch_up(&so_far, &member.request)?,
             None => true,
         };
-        // All positions of a pass have the rotation of the last position. So no position of the
-        // pass may lie beyond a switch.
+        // A forward pass rotates all its positions as the last one requires. So the pass must end
+        // before the position at which the rotation changes.
         let sequence = member.sequence.as_ref();
         let until_switch = sequence.map_or(0, |sequence| sequence.caches.until_switch() - 1);
         let most = (member.request.options().speculative.num_draft_tokens)
             .min(member.request.remaining().saturating_sub(1))
             .min(usize::try_from(until_switch).unwrap_or(0));
         tokens.push(so_far);
-        // A draft model that has not yet processed the prompt must not delay other rows.
+        // A draft model that has not yet processed all tokens proposes nothing, so that it does not
+        // delay other rows.
         limits.push(if behind { 0 } else { most });
     }
     let mut places = Vec::new();
@@ -104,8 +105,8 @@ fn proposals(members: &mut [&mut Member]) -> Result<Vec<Vec<u32>>> {
     Ok(all)
 }
 
-/// Computes the tokens after the last token of each row and after each of its proposals. Accepts
-/// the right ones.
+/// Computes the model's tokens after each row's last token and after each of its proposals. Accepts
+/// the right proposals.
 fn check(mut members: Vec<&mut Member>) -> Result<()> {
     if members.is_empty() {
         return Ok(());
@@ -145,7 +146,7 @@ fn check(mut members: Vec<&mut Member>) -> Result<()> {
         return Ok(());
     };
     let logits = logits.map_err(&fault)?;
-    // Samples at every position, on the assumption that all earlier drafts are right.
+    // Samples at every position as if all earlier drafts were right.
     let mut drawn: Vec<Vec<(Pending, Memory)>> = Vec::with_capacity(members.len());
     let mut at = 0;
     for (member, proposed) in members.iter_mut().zip(&proposals) {
@@ -174,14 +175,14 @@ fn check(mut members: Vec<&mut Member>) -> Result<()> {
     Ok(())
 }
 
-/// Accepts the proposals that the model drew, too. The token after them becomes pending.
+/// Accepts the proposals that equal the model's own tokens. The next token becomes pending.
 fn keep_right(member: &mut Member, proposed: &[u32], drawn: Vec<(Pending, Memory)>) -> Result<()> {
     let mut right = 0;
     for (i, (pending, memory)) in drawn.into_iter().enumerate() {
         let Some(sequence) = &mut member.sequence else {
             return Ok(());
         };
-        // The state of the sampler belongs to the last right token.
+        // Restores the sampler's state at this token, because later samples may be wrong.
         sequence.sampler.restore(memory);
         let is_right = match proposed.get(i) {
             Some(token) => {

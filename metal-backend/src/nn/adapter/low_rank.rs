@@ -17,27 +17,27 @@ pub struct LowRank {
     pub a: Array,
     /// B, `[out, rank]`.
     pub b: Array,
-    /// Magnitudes `[out]` to which the rows of the sum are scaled (DoRA, Liu et al. 2024); `None`
+    /// The lengths `[out]` to which the rows of the sum are scaled (DoRA, Liu et al. 2024); `None`
     /// for LoRA.
     pub m: Option<Array>,
     /// Factor on the product of A and B.
     pub scale: f32,
     /// Dropout probability for the inputs of A during training.
     pub dropout: f32,
-    /// A and B prepared for the CPU's kernels.
+    /// A and B prepared for the CPU kernels.
     pub prepared: PreparedPair,
 }
 
 type PairsByRows = BTreeMap<Option<(i32, i32)>, (Matrix, Matrix)>;
 
-/// A and B of a low-rank term as matrices of the CPU's kernels, made by the first product. The
-/// result of such a product does not depend on the other rows of the pass. The keys are the rows of
-/// B that a layer has.
+/// A and B of a low-rank term as matrices of the CPU kernels, created by the first product. The
+/// result of a product with them does not depend on the other rows of the pass. The keys are the
+/// rows of B that a layer uses.
 #[derive(Debug, Clone, Default)]
 pub struct PreparedPair(Arc<Mutex<PairsByRows>>);
 
 impl PreparedPair {
-    /// `(x A^T) B^T` with the kernels, for B `[out, rank]` with these rows.
+    /// Computes `(x A^T) B^T` with the kernels, for B `[out, rank]` with these rows.
     pub(super) fn product(
         &self,
         x: &Array,
@@ -60,8 +60,9 @@ impl PreparedPair {
 }
 
 impl LowRank {
-    /// The trainable parameters at a slot of `kind`, each with the suffix of its name. Parameters
-    /// of an embedding are transposed, as in mlx-lm, where `lora_a` has one row per token.
+    /// Returns the trainable parameters at a slot of `kind`, each with the suffix of its name. For
+    /// an embedding, the suffixes of A and B are exchanged, as in mlx-lm, where `lora_a` has one
+    /// row per token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
@@ -74,7 +75,7 @@ impl LowRank {
     }
 }
 
-/// The name suffixes of A and B at a slot.
+/// Returns the name suffixes of A and B at a slot.
 pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
     match kind {
         SlotKind::Table => ("lora_b", "lora_a"),

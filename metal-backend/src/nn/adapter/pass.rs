@@ -1,5 +1,5 @@
-//! Adapters of single requests. The rows of one forward pass may have different adapters: a layer
-//! multiplies all rows by its weight at once, and adds each adapter's term to that adapter's rows.
+//! Adapters that requests select. The rows of one forward pass may have different adapters: a layer
+//! multiplies all rows by its weight at once, and adds each adapter's term only to its rows.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use super::{Delta, ParamSlot, SlotKind, without_dropout};
 #[derive(Debug, Default)]
 pub struct Deltas(BTreeMap<usize, (Arc<ParamSlot>, Arc<Delta>)>);
 
-/// The address of a slot. [`Deltas`] keeps its slots alive, so an address is never reused.
+/// Returns the address of a slot. [`Deltas`] keeps its slots alive, so an address is never reused.
 fn address(slot: &ParamSlot) -> usize {
     std::ptr::from_ref(slot).addr()
 }
@@ -25,8 +25,9 @@ impl Deltas {
         self.0.get(&address(slot)).map(|(_, delta)| delta)
     }
 
-    /// Whether rows with this adapter and rows with other adapters can share a pass: all changes
-    /// are low-rank terms of matrices. A vector or an expert would need the row of each position.
+    /// Whether rows with this adapter and rows with other adapters can share a pass. True if all
+    /// changes are low-rank terms of matrices. A change of a vector or an expert cannot be limited
+    /// to some rows.
     pub fn is_divisible(&self) -> bool {
         self.0.values().all(|(slot, delta)| {
             let is_matrix = slot.shape().len() == 2;
@@ -62,11 +63,11 @@ struct Part {
 #[derive(Debug, Default)]
 pub struct Pass(Vec<Part>);
 
-/// A part's adapter, and its range of positions.
+/// An adapter, and the range of positions that use it.
 pub(super) type Portion<'a> = (&'a Deltas, Range<i32>);
 
 impl Pass {
-    /// A pass in which all rows have this adapter.
+    /// Creates a pass in which all rows have this adapter.
     #[must_use]
     pub fn of(deltas: Arc<Deltas>) -> Self {
         let mut pass = Self::default();
@@ -74,7 +75,7 @@ impl Pass {
         pass
     }
 
-    /// Adds a row of this number of tokens.
+    /// Adds a row with `tokens` tokens.
     pub fn push(&mut self, deltas: Arc<Deltas>, tokens: i32) {
         match self.0.last_mut() {
             Some(last) if Arc::ptr_eq(&last.deltas, &deltas) => {
@@ -89,8 +90,8 @@ impl Pass {
         }
     }
 
-    /// Runs `f` with these adapters instead of the model's own, on this thread. Then restores the
-    /// previous adapters, even if `f` panics.
+    /// Runs `f` on this thread with these adapters instead of the model's own. Restores the
+    /// previous adapters afterwards, even if `f` panics.
     pub fn run<R>(self: &Arc<Self>, f: impl FnOnce() -> R) -> R {
         struct Back(Option<Arc<Pass>>);
         impl Drop for Back {
@@ -118,7 +119,7 @@ impl Pass {
         self.0.len() > 1
     }
 
-    /// The change at `slot` for all rows.
+    /// Returns the change at `slot`, which applies to all rows.
     ///
     /// # Errors
     /// If the rows have more than one adapter, and one of them changes the slot.
@@ -134,8 +135,8 @@ impl Pass {
         }
     }
 
-    /// The range of each part in an array with `positions` positions. The array has a position for
-    /// each token, or for each row.
+    /// Returns the range of each part in an array with `positions` positions. The array has one
+    /// position per token, or one per row.
     ///
     /// # Errors
     /// If `positions` is neither the number of tokens nor the number of rows.
@@ -163,7 +164,7 @@ thread_local! {
     static PASS: RefCell<Option<Arc<Pass>>> = const { RefCell::new(None) };
 }
 
-/// The adapters of this thread's pass; `None` if the pass has the model's own adapter or none.
+/// Returns the adapters of this thread's pass; `None` if it uses the model's own adapter or none.
 pub(super) fn current() -> Option<Arc<Pass>> {
     PASS.with_borrow(Clone::clone)
 }

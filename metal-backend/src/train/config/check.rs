@@ -1,4 +1,4 @@
-//! Validation of a whole config.
+//! Validates a complete configuration.
 
 use inference::Result;
 
@@ -77,8 +77,7 @@ impl TrainConfig {
             ));
         }
         if self.pack && self.keep_order {
-            // Packing already keeps the order of the file, so the second option would have no
-            // effect.
+            // Packing always keeps the order of the file, so `keep_order` would have no effect.
             return Err(bad(
                 "pack keeps the order of lines already; leave keep_order out",
             ));
@@ -120,7 +119,7 @@ impl TrainConfig {
             .as_ref()
             .map_or(Ok(()), LrSchedule::validate)
     }
-    /// Checks the options of the method.
+    /// Checks the options of the training method.
     fn check_method(&self) -> Result<()> {
         let method = self.method.name();
         if self.method == Method::Sft {
@@ -142,7 +141,8 @@ impl TrainConfig {
                 "mlx-lm has no {method}, so there is no order of its batches; leave batch_order out"
             )));
         }
-        // Orpo also learns the better replies themselves, with or without their prompts.
+        // ORPO also computes the cross-entropy of the better replies, with or without their
+        // prompts, so `mask_prompt` has an effect.
         if self.mask_prompt && self.method != Method::Orpo {
             return Err(bad(match self.method {
                 Method::Contrastive => {
@@ -230,7 +230,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Refuses options of other methods than [`TrainConfig::method`].
+    /// Returns an error for changed options that [`TrainConfig::method`] does not use.
     pub(in crate::train) fn check_unused(&self) -> Result<()> {
         use Method::{Contrastive, Dpo, Grpo, Kto, Orpo};
         let default = Self::default();

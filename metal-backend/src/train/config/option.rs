@@ -1,5 +1,5 @@
-//! Options of a training run as data. [`TrainConfig`] declares each option once. The fields of
-//! config files and the flags of the command line follow from these declarations.
+//! The options of a training run as data. [`TrainConfig`] declares each option once; config files
+//! and command-line flags derive from these declarations.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ impl OptionGroup {
     }
 }
 
-/// An option of [`TrainConfig`]: its name, its documentation, and how to set its value from a text.
+/// An option of [`TrainConfig`]: its name, its documentation, and how to set its value from text.
 ///
 /// ```
 /// use metal_backend::train::config::{TrainConfig, TrainOption};
@@ -64,8 +64,8 @@ pub struct TrainOption {
 }
 
 impl TrainOption {
-    /// All options that a flag can set, in the order of their declaration, with the options of the
-    /// adapter's shape last.
+    /// Returns all options that have a flag, in the order of their declaration. Options of the
+    /// adapter's shape are last.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         [TrainConfig::OPTIONS, super::LoraParameters::OPTIONS]
             .into_iter()
@@ -85,7 +85,7 @@ impl TrainOption {
         self.documentation.trim()
     }
 
-    /// The heading under which help lists the option.
+    /// The heading under which the help lists the option.
     #[must_use]
     pub fn group(&self) -> OptionGroup {
         self.flag.group
@@ -133,12 +133,12 @@ impl TrainOption {
         (self.default)()
     }
 
-    /// Sets the option from a text, and records that the option was given. A switch ignores the
-    /// text. [`TrainConfig::validate`] checks ranges.
+    /// Sets the option from text, and records that the option was given. A switch ignores the text.
+    /// [`TrainConfig::validate`] checks the range.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](inference::ErrorKind::InvalidOption), with the option's name,
-    /// for a text that is not of its type.
+    /// for text that is not of the option's type.
     pub fn set(&self, config: &mut TrainConfig, text: &OsStr) -> Result<()> {
         let name = self.name;
         (self.put)(config, text)
@@ -178,20 +178,20 @@ impl Flag {
     }
 }
 
-/// A type of option values, with conversions from and to text.
+/// A type of option values, which can be converted from and to text.
 pub(super) trait OptionValue: Sized {
     const CHOICES: &'static [&'static str] = &[];
     const IS_LIST: bool = false;
     const IS_SWITCH: bool = false;
 
-    /// Parses a value. The error completes the phrase "it must be".
+    /// Parses a value. The error completes the phrase "it must be ".
     fn parse(text: &OsStr) -> std::result::Result<Self, String>;
 
-    /// The value as text; `None` if the value means unset or off.
+    /// Returns the value as text; `None` if the value means unset or off.
     fn text(&self) -> Option<String>;
 }
 
-/// Parses Unicode text. The error is `kind`, which completes the phrase "it must be".
+/// Parses Unicode text. The error is `kind`, which completes the phrase "it must be ".
 fn parse<T: std::str::FromStr>(text: &OsStr, kind: &str) -> std::result::Result<T, String> {
     text.to_str()
         .and_then(|text| text.parse().ok())
@@ -219,8 +219,7 @@ macro_rules! numbers {
             }
 
             fn text(&self) -> Option<String> {
-                // Debug formatting has the fewest digits, and uses an exponent where that is
-                // shorter.
+                // Debug formatting has the fewest digits, and uses an exponent if that is shorter.
                 let text = format!("{self:?}");
                 Some(text.strip_suffix(".0").unwrap_or(&text).to_owned())
             }

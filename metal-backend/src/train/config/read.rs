@@ -1,4 +1,4 @@
-//! Reading configs from YAML and TOML.
+//! Reads configurations from YAML and TOML.
 
 use std::io::Read;
 use std::path::Path;
@@ -76,7 +76,7 @@ impl TrainConfig {
     /// Parses YAML and checks the options.
     ///
     /// # Errors
-    /// As [`TrainConfig::read`].
+    /// The errors of [`TrainConfig::read`].
     pub fn from_yaml(text: &str) -> Result<Self> {
         if text
             .lines()
@@ -90,19 +90,19 @@ impl TrainConfig {
     /// Parses TOML and checks the options.
     ///
     /// # Errors
-    /// As [`TrainConfig::read`].
+    /// The errors of [`TrainConfig::read`].
     pub fn from_toml(text: &str) -> Result<Self> {
         Self::read_by(Format::Toml, text)
     }
 
-    /// Parses a text in a format.
+    /// Parses text in a format.
     fn read_by(format: Format, text: &str) -> Result<Self> {
         let wrong = |e: String| bad(helped(&e));
         match format.read::<Self>(text) {
             Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
             Err(first) => {
-                // The first parse was typed. Its errors have line numbers, which the errors of a
-                // `Value` lack.
+                // The first parse was typed, so its errors have line numbers. The parse below
+                // yields a `Value`, whose errors have none.
                 let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
                 if !without_harmless(&mut value) {
                     return Err(wrong(first));
@@ -121,9 +121,10 @@ impl TrainConfig {
     }
 }
 
-/// A parser's message, with a suggestion if a name is unknown.
+/// Returns a parser's message, with a suggestion if a name is unknown.
 fn helped(message: &str) -> String {
-    // Parsers append an excerpt of the file, which is dropped here.
+    // A parser's message may have several lines, such as an excerpt of the file. They are joined
+    // into one line.
     let message = message.trim().replace('\n', " ");
     let hint = |name: &str| match name {
         "hf_dataset" => {

@@ -1,4 +1,4 @@
-//! Tests of configurations as users write them, and of mistakes in them.
+//! Tests configurations as users write them, including their mistakes.
 
 use super::*;
 

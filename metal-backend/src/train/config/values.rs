@@ -1,4 +1,4 @@
-//! The types of options that are neither numbers nor plain texts.
+//! The types of options that are neither numbers nor plain text.
 
 use std::ffi::OsStr;
 
@@ -38,7 +38,7 @@ pub enum FineTuneType {
     /// Low-rank adapters (Hu et al. 2021).
     #[default]
     Lora,
-    /// Low-rank adapters with magnitudes (Liu et al. 2024).
+    /// Low-rank adapters with magnitude vectors (Liu et al. 2024).
     Dora,
     /// The model's own weights.
     Full,
@@ -53,14 +53,14 @@ pub enum Method {
     /// Cross-entropy on texts and replies (supervised fine-tuning).
     #[default]
     Sft,
-    /// Preference between pairs of replies (direct preference optimization, Rafailov et al. 2023).
+    /// Pairs of a better and a worse reply (direct preference optimization, Rafailov et al. 2023).
     Dpo,
-    /// Preference between pairs of replies without a reference model (odds ratio preference
+    /// Pairs of a better and a worse reply, without a reference model (odds ratio preference
     /// optimization, Hong et al. 2024).
     Orpo,
     /// Single replies that are good or bad (Kahneman-Tversky optimization, Ethayarajh et al. 2024).
     Kto,
-    /// Rewards of generated replies (group relative policy optimization, Shao et al. 2024).
+    /// Generated replies with rewards (group relative policy optimization, Shao et al. 2024).
     Grpo,
     /// Similarity of texts that belong together, for encoders (van den Oord et al. 2018; Henderson
     /// et al. 2017).
@@ -102,9 +102,9 @@ pub enum BatchOrder {
     Length,
     /// Adjacent examples in the file share a batch.
     File,
-    /// The batches and order of mlx-lm's `train`.
+    /// The same batches in the same order as mlx-lm's `train`.
     MlxLm,
-    /// Each epoch shuffles the examples and makes new batches.
+    /// Shuffles the examples and makes new batches in each epoch.
     Random,
 }
 
@@ -154,10 +154,10 @@ choice!(Compile: "auto" = Auto, "on" = On, "off" = Off);
 pub struct LrSchedule {
     /// `cosine_decay`, `exponential_decay`, `linear_schedule`, `step_decay` or `constant`.
     pub name: String,
-    /// The arguments of MLX's function with this name, in MLX's order. For `cosine_decay` they are
-    /// first rate, steps, last rate.
+    /// The arguments of MLX's function with this name, in MLX's order. For `cosine_decay`: first
+    /// rate, steps, last rate.
     pub arguments: Vec<f64>,
-    /// The number of warmup steps, after which the rate reaches the schedule's first rate.
+    /// The number of warmup steps. After the warmup, the rate is the schedule's first rate.
     pub warmup: u64,
     /// The rate at the start of the warmup.
     pub warmup_init: f64,

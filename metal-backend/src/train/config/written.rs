@@ -1,11 +1,11 @@
-//! Records which options a file contains, and handles options that only mlx-lm has.
+//! Records which options a file contains, and removes mlx-lm options that have no effect here.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Which options were given explicitly, of those whose default depends on the model or on an
-/// earlier adapter.
+/// Records which options were given explicitly. It covers the options whose default depends on the
+/// model or on an earlier adapter.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "the names are those of the options")]
 pub struct Given {
@@ -36,7 +36,7 @@ impl Given {
     }
 }
 
-/// Configurations with equal values are equal, whether or not options were given explicitly.
+/// Equality of configurations depends only on values, not on whether options were given.
 impl PartialEq for Given {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -79,8 +79,8 @@ impl Written {
     }
 }
 
-/// Removes mlx-lm options that have no effect here: options for reports, cache and loading. Also
-/// removes `null` values, which mlx-lm treats as absent. Returns whether anything was removed.
+/// Removes mlx-lm options that have no effect here, and `null` values, which mlx-lm treats as
+/// absent. Returns whether it removed anything.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;
@@ -88,7 +88,7 @@ pub(super) fn without_harmless(config: &mut Value) -> bool {
     let before = options.len();
     options.retain(|name, value| {
         let harmless = match name.as_str() {
-            // The path of the config file and the title of reports, both unused here.
+            // The path of the config file and the title of reports are not used here.
             "config" | "project_name" => value.is_string(),
             // Controls when MLX returns memory; results do not change.
             "clear_cache_threshold" => value.is_number(),

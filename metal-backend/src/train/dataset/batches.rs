@@ -1,7 +1,7 @@
-//! Groups examples into batches like Python mlx-lm (`iterate_batches`): padded rows of similar
+//! Groups examples into batches like `iterate_batches` of Python mlx-lm: padded rows of similar
 //! length, in an order that a seed determines.
 //!
-//! The position in the stream follows from the seed and the number of batches. So a resumed run
+//! The position in the stream depends only on the seed and the number of batches. So a resumed run
 //! receives the same batches as an uninterrupted run. The trainer copies batches to arrays.
 
 use inference::{Error, ErrorKind, Result};
@@ -13,14 +13,14 @@ use super::shuffle::Shuffler;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// Sorted by number of ids (stable sort), so that batches need little padding.
+    /// Sorted by the number of ids (stable sort), so that batches need little padding.
     #[default]
     ByLength,
-    /// The order of the file. mlx-lm's own `train` sorts its cached data set by the number of
-    /// fields. So it has this order if all lines have an equal number of fields.
+    /// The order of the file. mlx-lm's own `train` has this order if all lines have an equal number
+    /// of fields, because it sorts by that number.
     AsRead,
-    /// Each epoch groups the examples in a new random order, so that batches differ between epochs.
-    /// Without a seed, as [`Order::AsRead`].
+    /// A new random order in each epoch, so that the groups differ between epochs. Without a seed,
+    /// the same as [`Order::AsRead`].
     Shuffled,
 }
 
@@ -34,18 +34,19 @@ pub struct BatchOptions {
     pub max_seq_length: usize,
     /// How examples are grouped into batches.
     pub order: Order,
-    /// The order of batches: shuffled each epoch with this seed, or unshuffled.
+    /// The seed that shuffles batches in each epoch; `None` means no shuffling.
     pub seed: Option<u32>,
     /// Whether leftover examples form a smaller last batch. mlx-lm drops them.
     pub keep_rest: bool,
     /// The id used for padding.
     pub pad_id: u32,
-    /// Validations that use the generator of the training batches between epochs, as in mlx-lm.
+    /// Validations that advance the random generator of training batches between epochs, as in
+    /// mlx-lm.
     pub validations: Option<Validations>,
 }
 
 /// The schedule of validations in mlx-lm's trainer. Each validation shuffles its batches with the
-/// generator of the training batches. So the order of the second epoch depends on the validations.
+/// generator of the training batches, so the order of later epochs depends on the validations.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validations {
@@ -59,7 +60,7 @@ pub struct Validations {
 }
 
 impl Validations {
-    /// Validations on a data set with `batches` full batches.
+    /// Describes validations on a data set with `batches` full batches.
     #[must_use]
     pub fn new(batches: u32, every: u64, iters: u64) -> Self {
         Self {
@@ -69,8 +70,8 @@ impl Validations {
         }
     }
 
-    /// The number of validations before batch `n` (from 1) is taken: those before batches `1..=n -
-    /// 1`.
+    /// Returns the number of validations before batches `1..=n - 1`, which all run before batch `n`
+    /// (the first is 1) is taken.
     fn before(&self, n: u64) -> u64 {
         let drawn = n.saturating_sub(1).min(self.iters);
         let multiples = drawn / self.every;
@@ -162,9 +163,9 @@ pub struct Batch {
     /// Ids, `[B, L]`, row-major. In each row, the first L - 1 ids are inputs, the last L - 1
     /// targets.
     pub tokens: Vec<u32>,
-    /// Offset and length of each row, `[B, 2]`, in the form of mlx-lm's losses: target t (from 1)
-    /// counts if offset <= t <= length. Valid only for rows of one part. Rows of several parts need
-    /// [`Batch::mask`].
+    /// Offset and length of each row, `[B, 2]`, as mlx-lm's losses use them: target `t` (the first
+    /// is 1) counts if `offset <= t <= length`. Valid only for rows of one part. For rows of
+    /// several parts, use [`Batch::mask`].
     pub spans: Vec<[u32; 2]>,
     /// The parts of each row with their offsets. Parts are truncated with the row.
     pub parts: Vec<Vec<super::Part>>,
@@ -175,7 +176,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Which targets count, `[B, L - 1]`: element t - 1 of a row says whether its id t counts.
+    /// Returns which targets count, `[B, L - 1]`: element `t - 1` of a row says whether its id `t`
+    /// counts.
     ///
     /// For rows of one part, this mask equals mlx-lm's mask, which includes one padding id after a
     /// row.
@@ -197,8 +199,8 @@ impl Batch {
         mask
     }
 
-    /// The number of counted targets. Truncation can remove all targets of a batch. A batch without
-    /// targets has no loss.
+    /// Returns the number of counted targets. It is zero if truncation removed all targets; such a
+    /// batch has no loss.
     #[must_use]
     pub fn targets(&self) -> usize {
         self.mask().iter().filter(|m| **m).count()
@@ -217,11 +219,12 @@ impl Batch {
 pub struct Rows {
     /// Example indices per batch, before shuffling.
     groups: Vec<Vec<usize>>,
-    /// The rows of a batch and whether a smaller last batch is kept, if each epoch has new groups.
+    /// Rows per batch, and whether a smaller last batch is kept. `Some` if each epoch has new
+    /// groups.
     regrouped: Option<(usize, bool)>,
     shuffler: Option<Shuffler>,
     validations: Option<Validations>,
-    /// The number of validations whose use of the generator was already simulated.
+    /// The number of validations for which the generator was already advanced.
     validated: u64,
     /// The order of batches in the current epoch, and the position in it.
     epoch: Vec<u32>,
@@ -231,8 +234,8 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// A stream over examples, sorted by `keys` unless the order is [`Order::AsRead`]. There is one
-    /// key per example, and the sort is stable.
+    /// Creates a stream over examples, sorted by `keys` unless the order is [`Order::AsRead`].
+    /// There is one key per example, and the sort is stable.
     ///
     /// # Errors
     /// `InvalidOption` for zero rows, for rows of less than two ids, and for fewer examples than
@@ -294,7 +297,7 @@ impl Rows {
         if let (Some(shuffler), Some(validations)) = (&mut self.shuffler, self.validations) {
             let before = validations.before(self.drawn + 1);
             for _ in self.validated..before {
-                // The permutation is not used: only the state of the generator must advance.
+                // Only the state of the generator must advance, so the permutation is not used.
                 let _ = shuffler.permutation(validations.batches);
             }
             self.validated = before;
@@ -319,7 +322,7 @@ impl Rows {
         self.groups.len()
     }
 
-    /// The number of examples that are in no batch. It is equal in each epoch.
+    /// Returns the number of examples that are in no batch. It is the same in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.examples - self.groups.iter().map(Vec::len).sum::<usize>()
@@ -348,14 +351,14 @@ impl Rows {
         group
     }
 
-    /// The example indices of the next batch. After the last batch, a new epoch begins.
+    /// Returns the example indices of the next batch. After the last batch, a new epoch begins.
     pub fn next_rows(&mut self) -> &[usize] {
         let group = self.next_group();
         &self.groups[group]
     }
 }
 
-/// Examples in groups of `size`, and a smaller last group if `keep_rest`.
+/// Splits examples into groups of `size`. Keeps a smaller last group if `keep_rest`.
 fn groups(order: &[usize], size: usize, keep_rest: bool) -> Vec<Vec<usize>> {
     order
         .chunks(size)
@@ -376,16 +379,16 @@ impl<'a> Batches<'a> {
     /// Creates a stream at the start of its first epoch.
     ///
     /// # Errors
-    /// As [`Rows::new`].
+    /// The errors of [`Rows::new`].
     pub fn new(examples: &'a [Example], options: BatchOptions) -> Result<Self> {
         let lengths: Vec<usize> = examples.iter().map(Example::len).collect();
         Self::by_keys(examples, &lengths, options)
     }
 
-    /// As [`Self::new`], with examples sorted by the caller's keys, one per example.
+    /// Creates a stream as [`Self::new`], with examples sorted by `keys`, one per example.
     ///
     /// # Errors
-    /// As [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
+    /// The errors of [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
     pub fn by_keys(examples: &'a [Example], keys: &[usize], options: BatchOptions) -> Result<Self> {
         if keys.len() != examples.len() {
             let (have, wanted) = (keys.len(), examples.len());
@@ -408,7 +411,7 @@ impl<'a> Batches<'a> {
         self.rows.per_epoch()
     }
 
-    /// The number of examples that are in no batch. It is equal in each epoch.
+    /// Returns the number of examples that are in no batch. It is the same in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.rows.left_over()
@@ -420,7 +423,7 @@ impl<'a> Batches<'a> {
         self.rows.drawn()
     }
 
-    /// The number of examples longer than a row.
+    /// Returns the number of examples that are longer than a row.
     #[must_use]
     pub fn too_long(&self) -> usize {
         let most = self.options.max_seq_length;
@@ -432,13 +435,13 @@ impl<'a> Batches<'a> {
         self.rows.skip_batches(batches);
     }
 
-    /// The next batch. After the last batch, a new epoch begins.
+    /// Returns the next batch. After the last batch, a new epoch begins.
     pub fn next_batch(&mut self) -> Batch {
         let rows = self.rows.next_rows().to_vec();
         self.make(&rows)
     }
 
-    /// The batches of one epoch, from the current position on, for validation and tests.
+    /// Returns the next [`Self::per_epoch`] batches, for validation and tests.
     pub fn epoch(&mut self) -> impl Iterator<Item = Batch> + use<'_, 'a> {
         (0..self.per_epoch()).map(|_| self.next_batch())
     }

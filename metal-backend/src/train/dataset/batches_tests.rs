@@ -1,5 +1,5 @@
-//! Tests that batches contain every example exactly once. Batches after a run is resumed must equal
-//! those of an uninterrupted run.
+//! Tests that batches contain every example exactly once, and that a resumed stream continues with
+//! the same batches.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn examples(lens: &[usize]) -> Vec<Example> {
         .collect()
 }
 
-/// The mask by mlx-lm's definition.
+/// The mask computed by mlx-lm's definition.
 fn reference_mask(batch: &Batch) -> Vec<bool> {
     let mut mask = Vec::new();
     for [offset, length] in &batch.spans {

@@ -1,13 +1,13 @@
-//! The files of a data set: which file is a part of a directory, and which files belong together.
+//! Finds the files of a data set in a directory, and the shards of a Parquet file.
 
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
 
-/// The maximum number of parts of a divided file.
+/// The maximum number of shards of a Parquet file.
 const MAX_SHARDS: usize = 10_000;
 
-/// Whether a file has examples, and is not a plain text: its name ends with `.jsonl` or `.parquet`.
+/// Whether a file contains examples: its name ends with `.jsonl` or `.parquet`.
 #[must_use]
 pub fn has_examples(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "jsonl") || is_parquet(path)
@@ -17,16 +17,16 @@ pub(super) fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "parquet")
 }
 
-/// Whether the path is a file of examples instead of a directory of them.
+/// Whether the path is a file of examples.
 #[must_use]
 pub fn is_file(path: &Path) -> bool {
     has_examples(path) && path.is_file()
 }
 
-/// The file of a data set: the path itself, unless it is a directory; then [`part`].
+/// Returns a file of a data set: the path itself, or [`part`] if the path is a directory.
 ///
 /// # Errors
-/// `InvalidOption` if the directory has no such part; the errors of [`part`].
+/// `InvalidOption` if the directory has no such file; the errors of [`part`].
 pub fn file_of(data: &Path, name: &str) -> Result<PathBuf> {
     if !data.is_dir() {
         return Ok(data.to_owned());
@@ -40,9 +40,9 @@ pub fn file_of(data: &Path, name: &str) -> Result<PathBuf> {
     })
 }
 
-/// The file of a directory for `train`, `valid` or `test`: `NAME.jsonl`, `NAME.parquet`, or the
-/// first of `NAME-00000-of-00003.parquet` and so on. As on the Hugging Face Hub, the part `valid`
-/// of Parquet files may be named `validation`.
+/// Returns the file of a directory for `train`, `valid` or `test`: `NAME.jsonl`, `NAME.parquet`, or
+/// the first shard, such as `NAME-00000-of-00003.parquet`. Parquet files for `valid` may be named
+/// `validation`, as on the Hugging Face Hub.
 ///
 /// # Errors
 /// `InvalidOption` if several files match; `Io` if the directory cannot be read.
@@ -50,7 +50,7 @@ pub fn part(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let mut found = Vec::new();
     let mut look = |file: String| {
         let path = dir.join(file);
-        // `exists` would hide a dangling link or a forbidden file, which must be errors.
+        // `exists` would hide a dangling link or an inaccessible file, which must be errors.
         match path.symlink_metadata() {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             _ => found.push(path),
@@ -74,7 +74,7 @@ pub fn part(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
         .filter(|path| numbered(path).is_some_and(|(stem, _, _)| names.contains(&stem.as_str())))
         .collect();
     first.sort();
-    // Only the first of the files with the same name and count.
+    // Keeps only one file of each set of shards.
     first.dedup_by_key(|path| numbered(path).map(|(stem, _, count)| (stem, count)));
     found.append(&mut first);
     match found.as_slice() {
@@ -97,10 +97,10 @@ fn shown(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The files that the first of several parts stands for; otherwise the path alone.
+/// Returns all shards if the path is the first shard of several; otherwise only the path.
 ///
 /// # Errors
-/// `InvalidOption` if a part is missing.
+/// `InvalidOption` if a shard is missing.
 #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
 pub(super) fn shards(path: &Path) -> Result<Vec<PathBuf>> {
     let Some((stem, 0, count)) = numbered(path) else {
@@ -118,7 +118,7 @@ pub(super) fn shards(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The name, number and count of a file such as `train-00000-of-00003.parquet`.
+/// Returns name, number and count of a file name such as `train-00000-of-00003.parquet`.
 fn numbered(path: &Path) -> Option<(String, usize, usize)> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".parquet")?;
     let (rest, count) = stem.rsplit_once("-of-")?;

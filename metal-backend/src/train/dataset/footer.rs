@@ -1,5 +1,5 @@
-//! Bounds the nesting of a Parquet file's schema, which the crate `parquet` reads by recursion. A
-//! deep schema would overflow the stack, which ends the program.
+//! Limits the nesting of a Parquet file's schema, because the crate `parquet` reads it by
+//! recursion. A deep schema would overflow the stack and end the program.
 //!
 //! The footer is in Thrift's compact protocol
 //! (<https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md>). Its
@@ -11,17 +11,19 @@ use inference::Result;
 
 use super::limits::{bad, io};
 
-/// More levels than any line of training data has.
+/// The maximum nesting of a schema. Training data needs fewer levels.
 const MAX_DEPTH: usize = 64;
-/// A footer has a few hundred bytes for each column of a row group.
+/// The maximum size of a footer in bytes. A footer has a few hundred bytes per column and row
+/// group.
 const MAX_FOOTER: u64 = 256 << 20;
-/// The last bytes of a file: the length of the footer, and a mark.
+/// The number of last bytes of a file: the length of the footer (4), and the mark `PAR1` (4).
 const TAIL: u64 = 8;
 
-/// Checks the footer, and sets the position to the start of the file.
+/// Checks the footer, and seeks to the start of the file.
 ///
 /// # Errors
-/// `InvalidOption` if it is no Parquet file, or its schema is too deep; `Io` if it cannot be read.
+/// `InvalidOption` if it is not a Parquet file, or its schema is too deep; `Io` if it cannot be
+/// read.
 pub(super) fn check(file: &mut (impl Read + Seek)) -> Result<()> {
     let failed = |e| io("read the file", e);
     let end = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -60,18 +62,19 @@ pub(super) fn check(file: &mut (impl Read + Seek)) -> Result<()> {
 const I32: u8 = 5;
 const LIST: u8 = 9;
 const STRUCT: u8 = 12;
-/// The field of `FileMetaData` with the schema.
+/// The id of the field of `FileMetaData` that contains the schema.
 const SCHEMA: i64 = 2;
-/// The field of `SchemaElement` with the number of children.
+/// The id of the field of `SchemaElement` that contains the number of children.
 const CHILDREN: i64 = 5;
-/// Of values that are skipped.
+/// The maximum nesting of skipped values.
 const MAX_SKIPPED: usize = 16;
 
-/// The rest of the bytes. Methods return `None` at the end of the bytes and for unknown types.
+/// The unread bytes of the footer. Methods return `None` at the end of the bytes and for unknown
+/// types.
 struct Cursor<'a>(&'a [u8]);
 
 impl Cursor<'_> {
-    /// The greatest number of groups around a column, at most a little above [`MAX_DEPTH`].
+    /// Returns the maximum nesting of groups. Stops counting just above [`MAX_DEPTH`].
     fn schema_depth(&mut self) -> Option<usize> {
         let mut id = 0;
         loop {
@@ -88,7 +91,7 @@ impl Cursor<'_> {
         if kind != STRUCT {
             return None;
         }
-        // The children of each open group that are still to come.
+        // For each open group, the number of children that are not read yet.
         let mut open: Vec<u64> = Vec::new();
         let mut deepest = 0;
         for _ in 0..count {
@@ -145,7 +148,8 @@ impl Cursor<'_> {
         Some((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    /// The type of the next field, 0 at the end of a struct. Sets `id` to the field's.
+    /// Returns the type of the next field, or 0 at the end of a struct. Sets `id` to the field's
+    /// id.
     fn field(&mut self, id: &mut i64) -> Option<u8> {
         let byte = self.byte()?;
         let (delta, kind) = (byte >> 4, byte & 15);
@@ -158,7 +162,7 @@ impl Cursor<'_> {
         Some(kind)
     }
 
-    /// The number and the type of elements.
+    /// Reads the header of a list: the number and the type of its elements.
     fn list(&mut self) -> Option<(u64, u8)> {
         let byte = self.byte()?;
         let count = match byte >> 4 {
@@ -173,7 +177,7 @@ impl Cursor<'_> {
             return None;
         }
         match kind {
-            // Truth values of fields are in the type.
+            // The type of a Boolean field includes its value, so no bytes follow.
             1 | 2 => {}
             3 => drop(self.byte()?),
             4..=6 => drop(self.varint()?),
@@ -185,7 +189,7 @@ impl Cursor<'_> {
             LIST | 10 => {
                 let (count, kind) = self.list()?;
                 for _ in 0..count {
-                    // Truth values of lists are bytes.
+                    // A Boolean in a list is one byte.
                     let kind = if kind <= 2 { 3 } else { kind };
                     self.skip(kind, depth + 1)?;
                 }
@@ -211,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// A file whose schema is a chain of `groups` groups around one column.
+    /// Returns a file whose schema is a chain of `groups` groups around one column.
     fn chain(groups: usize) -> Vec<u8> {
         let mut footer = vec![0x15, 0x02, 0x19, 0xfc];
         let mut count = groups + 1;
@@ -221,7 +225,7 @@ mod tests {
         }
         footer.push(count as u8);
         for _ in 0..groups {
-            // A name of one byte (field 4), and a child (field 5).
+            // Field 4 is a name of one byte; field 5 says that there is one child.
             footer.extend([0x48, 1, b'g', 0x15, 2, 0]);
         }
         footer.extend([0x15, 2, 0x38, 1, b'x', 0, 0]);

@@ -1,7 +1,7 @@
 //! Converts a line of a data file to an example: chat, completions or text, optionally with tools.
 //!
 //! The ids, and the number of ids that the loss excludes, equal those of Python mlx-lm 0.30.7
-//! (`tuner/datasets.py`). There is one difference: text in a message never becomes a control token.
+//! (`tuner/datasets.py`), with one difference: text in a message never becomes a control token.
 //! `load` reads files.
 
 use inference::{Error, ErrorKind, Result};
@@ -63,7 +63,7 @@ pub(super) fn text<'a>(line: &'a Map<String, Json>, name: &str) -> Result<&'a st
     }
 }
 
-/// The field `name` of a line. If it is missing, `needs` says what the line needs.
+/// Returns the field `name` of a line. If it is missing, the error is `needs`.
 pub(super) fn required<'a>(
     line: &'a Map<String, Json>,
     name: &str,
@@ -75,8 +75,8 @@ pub(super) fn required<'a>(
     })
 }
 
-/// The messages of a prompt: the field `system` if there is one, then the field `name`, which is a
-/// text or a list of messages.
+/// Returns the messages of a prompt: the field `system` if there is one, then the field `name`,
+/// which is text or a list of messages.
 pub(super) fn prompt_of(line: &Map<String, Json>, name: &str) -> Result<Vec<Json>> {
     let mut messages = Vec::new();
     if line.contains_key("system") {
@@ -93,8 +93,7 @@ impl Format {
     /// Detects the format of a file from the fields of its first line.
     ///
     /// # Errors
-    /// `InvalidOption` if the fields match no format, or if the prompts of plain text should be
-    /// masked.
+    /// `InvalidOption` if the fields match no format, or if `mask_prompt` is set for plain text.
     pub fn from_line(
         line: &Map<String, Json>,
         names: &FieldNames,
@@ -172,7 +171,8 @@ impl Format {
     }
 }
 
-/// A text, with the model's start tokens before it and the end token after it.
+/// Converts plain text to an example, with the model's start tokens before it and the end token
+/// after it.
 fn plain(text: &str, text_to_ids: &TextPipeline) -> Result<Example> {
     if text.is_empty() {
         return Err(bad("the text is empty"));
@@ -205,7 +205,7 @@ fn messages(line: &Map<String, Json>, name: &str) -> Result<Vec<Json>> {
     messages_of(value, name)
 }
 
-/// The messages in the field `name`.
+/// Returns the messages in the field `name`.
 pub(super) fn messages_of(value: &Json, name: &str) -> Result<Vec<Json>> {
     let Json::Array(messages) = value else {
         return Err(bad(format!("{name:?} is not a list of messages")));

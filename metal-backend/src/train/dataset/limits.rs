@@ -1,4 +1,4 @@
-//! Limits for untrusted data files, and the errors of reading them.
+//! Limits for untrusted data files, and errors of reading these files.
 
 use inference::{Error, ErrorKind};
 
@@ -14,7 +14,7 @@ pub struct DataLimits {
     pub lines: usize,
     /// Maximum number of token ids in one file.
     pub tokens: usize,
-    /// The number of bad lines after which reading stops.
+    /// The number of bad lines at which reading stops.
     pub bad_lines: usize,
 }
 

@@ -1,7 +1,6 @@
 //! Reads data files and directories within limits. Errors contain the file and the line.
 //!
-//! `formats` interprets lines, and `batches` makes batches. Only regular files on this machine are
-//! read.
+//! `formats` interprets lines, and `batches` makes batches. Only regular local files are read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -94,8 +93,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads one JSONL or Parquet file. The first of several parts of a Parquet file stands for
-    /// all.
+    /// Reads one JSONL or Parquet file. If it is the first shard of a Parquet file, reads all
+    /// shards.
     ///
     /// # Errors
     /// `Unsupported` for a Parquet file without the feature `parquet`; `Io` if the file cannot be
@@ -116,7 +115,7 @@ impl Dataset {
         self.examples.iter().map(Example::len).sum()
     }
 
-    /// The line numbers of examples without targets after truncation to `max_len` ids.
+    /// Returns the line numbers of examples without targets after truncation to `max_len` ids.
     #[must_use]
     pub fn nothing_learned(&self, max_len: usize) -> Vec<usize> {
         self.examples
@@ -129,7 +128,7 @@ impl Dataset {
 }
 
 /// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each optional. Parquet
-/// files may have their place ([`files::part`]).
+/// files can replace them ([`files::part`]).
 #[derive(Debug, Clone)]
 pub struct DataDir<T = Dataset> {
     /// The training data.
@@ -144,8 +143,8 @@ impl DataDir {
     /// Reads the data files of a directory.
     ///
     /// # Errors
-    /// As [`Dataset::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Dataset::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -158,8 +157,8 @@ impl DataDir {
 }
 
 impl<T> DataDir<T> {
-    /// Reads each of the three files that exists with `read`. A path that is a file is the training
-    /// data.
+    /// Calls `read` for each of the three files that exists. If the path is a file, it is the
+    /// training data.
     pub(super) fn read_with(dir: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<Self> {
         let missing = |what: &str| {
             Error::new(
@@ -233,10 +232,10 @@ pub(super) struct Lines<T> {
     pub blank_lines: usize,
 }
 
-/// Reads the examples of a file as [`read_lines`] does. The file's path is added to errors.
+/// Reads the examples of a file with [`read_lines`]. Adds the file's path to errors.
 ///
 /// # Errors
-/// As [`super::Dataset::read`]; also if the file has no examples.
+/// The errors of [`super::Dataset::read`]; also if the file has no examples.
 pub(super) fn read_examples<T, F>(path: &Path, options: &DataOptions, item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
@@ -292,10 +291,10 @@ where
     read.finish()
 }
 
-/// The fields of a line, `None` for a blank line, or the reason why it cannot be used.
+/// The fields of a line, `None` for a blank line, or the reason why the line is unusable.
 type Line = Result<Option<Map<String, Json>>, String>;
 
-/// Refuses everything but a regular file within the limit of bytes.
+/// Returns an error unless the path is a regular file within the size limit.
 fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     // Checked before the file is opened, because opening a pipe would block.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;
@@ -421,7 +420,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     match serde_json::from_str::<Json>(text) {
         Ok(Json::Object(fields)) => Ok(Some(fields)),
         Ok(_) => Err(String::from("the line is JSON, but not an object")),
-        // serde's own line number is always 1, so it is dropped.
+        // serde reports line 1 for every line, so its line number is dropped.
         Err(e) => {
             let full = e.to_string();
             let what = full.split(" at line ").next().unwrap_or(&full);
@@ -430,7 +429,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     }
 }
 
-/// Converts a line. The first valid line determines the format of all lines.
+/// Converts a line to an example. The first valid line determines the format of all lines.
 fn example(
     line: &Map<String, Json>,
     format: &mut Option<Format>,

@@ -1,12 +1,11 @@
 //! Training data: converts JSONL and Parquet files to token ids, loss masks and batches.
 //!
-//! Formats, prompt masks and batches equal those of Python mlx-lm, so that runs of both programs
-//! use the same data. [`formats`] converts lines, [`files`] finds files, and [`load`]
-//! reads them; with the feature `parquet` also Parquet files.
-//! [`preferences`] reads pairs of replies, [`verdicts`] replies that are good or bad,
-//! [`prompts`] prompts without replies, and [`related`] texts for encoders. [`batches`] makes
-//! batches, and [`shuffle`] their order.
-//! This module has no arrays: a batch is in host memory, and the trainer copies it.
+//! Formats, prompt masks and batches equal those of Python mlx-lm, so that both programs train on
+//! the same data. [`formats`] converts lines, [`files`] finds files, and [`load`] reads them; with
+//! the feature `parquet` also Parquet files. [`preferences`] reads pairs of replies, [`verdicts`]
+//! replies that are good or bad, [`prompts`] prompts without replies, and [`related`] texts for
+//! encoders. [`batches`] makes batches, and [`shuffle`] determines their order. Batches are in host
+//! memory; the trainer copies them to arrays.
 
 pub mod batches;
 pub mod files;
@@ -42,7 +41,7 @@ pub struct Example {
     /// Token ids.
     pub ids: Vec<u32>,
     /// The parts of a packed example, each with the number of ids that the loss excludes. An
-    /// example that is not packed has one part.
+    /// unpacked example has one part.
     pub parts: Vec<Part>,
 }
 
@@ -51,7 +50,7 @@ pub struct Example {
 pub struct Part {
     /// The part's ids, as a range of [`Example::ids`].
     pub range: Range<usize>,
-    /// The number of first ids in the part that the loss excludes.
+    /// The number of ids at the start of the part that the loss excludes.
     pub offset: usize,
 }
 
@@ -78,8 +77,8 @@ impl Example {
         self.ids.is_empty()
     }
 
-    /// The number of targets after truncation to `max_len` ids. The first id of a part is never a
-    /// target, because the model predicts an id from earlier ids.
+    /// Returns the number of targets after truncation to `max_len` ids. The first id of a part is
+    /// never a target, because nothing in the part predicts it.
     #[must_use]
     pub fn learned(&self, max_len: usize) -> usize {
         self.parts

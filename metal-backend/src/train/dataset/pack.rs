@@ -1,13 +1,13 @@
-//! Packing: joins several short examples to one row, so that batches have little padding.
+//! Packing: joins several short examples into one row, so that batches have little padding.
 //!
-//! [`super::Batch::parts`] lists the parts of each row. The trainer separates the parts again, so
-//! that no example attends to another.
+//! [`super::Batch::parts`] lists the parts of each row. The trainer splits the row into its parts,
+//! so that no example attends to another.
 
 use super::{Example, Part};
 
-/// Concatenates examples, in order, to examples of at most `max_len` ids. An example longer than
-/// that stays alone and is truncated when batched, as without packing. The first id of a part is
-/// not a target, because another text precedes it.
+/// Concatenates examples, in order, into examples of at most `max_len` ids. A longer example stays
+/// alone and is truncated when batched, as without packing. The first id of a part is not a target,
+/// because the text before it is unrelated.
 #[must_use]
 pub fn pack(examples: &[Example], max_len: usize) -> Vec<Example> {
     let mut packed: Vec<Example> = Vec::new();

@@ -1,7 +1,7 @@
-//! Reads rows of Parquet files as JSON objects, with the columns as fields.
+//! Reads rows of Parquet files as JSON objects. Columns become fields.
 //!
-//! A null is a missing field, at every level. Columns whose type has no counterpart in JSON, such
-//! as bytes, maps and times, are left out. `footer` bounds the nesting before the crate `parquet`
+//! Nulls become missing fields, at every level. Columns whose type has no counterpart in JSON, such
+//! as bytes, maps and times, are dropped. `footer` limits the nesting, because the crate `parquet`
 //! reads the schema by recursion.
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use serde_json::{Map, Number, Value as Json};
 use super::footer;
 use super::limits::{DataLimits, bad, io};
 
-/// Calls `each` with every row of a file, or the reason why the row cannot be used.
+/// Calls `each` with every row of a file, or with the reason why the row is unusable.
 ///
 /// # Errors
 /// If the file cannot be read, is damaged or is beyond a limit; and the errors of `each`.
@@ -47,7 +47,8 @@ pub(super) fn read_rows(
             true => object(row),
             false => Err(format!("the row has more than {} bytes", limits.line_bytes)),
         };
-        // Without the names, a missing column would be a riddle.
+        // If a required field is missing, its column may have been dropped, so the error lists
+        // dropped columns.
         each(row).map_err(|e| match left_out.is_empty() {
             true => e,
             false => e.context(format!(
@@ -63,7 +64,8 @@ fn damaged(why: String) -> inference::Error {
     bad(format!("the file cannot be read as Parquet: {why}"))
 }
 
-/// Runs a function of the crate. Some damaged files make it panic, which must not end the program.
+/// Runs a function of the crate `parquet`. Converts its panics to errors, because some damaged
+/// files make it panic.
 fn guarded<T>(f: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(result) => result.map_err(|e| e.to_string()),
@@ -71,7 +73,7 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> 
     }
 }
 
-/// The schema of the columns that can be read, and the names of the others.
+/// Returns the schema of the readable columns, and the names of the other columns.
 fn projection(schema: &Type) -> Result<(Type, Vec<String>), ParquetError> {
     let (wanted, others): (Vec<_>, Vec<_>) =
         schema.get_fields().iter().cloned().partition(is_readable);
@@ -87,8 +89,8 @@ fn projection(schema: &Type) -> Result<(Type, Vec<String>), ParquetError> {
     Ok((schema, left_out))
 }
 
-/// Whether a column is a number, a text, a truth value, or a list or struct of these. The crate
-/// panics for lists of another form.
+/// Whether a column is a number, text, a Boolean, or a list or struct of these. For lists, only the
+/// standard three-level form is readable, because the crate panics for other forms.
 fn is_readable(field: &Arc<Type>) -> bool {
     let info = field.get_basic_info();
     if !info.has_repetition() || info.repetition() == Repetition::REPEATED {
@@ -123,7 +125,7 @@ fn is_readable(field: &Arc<Type>) -> bool {
     let fields = field.get_fields();
     match converted {
         ConvertedType::NONE => !fields.is_empty() && fields.iter().all(is_readable),
-        // The only form of lists that the format still allows.
+        // The format requires three levels: list, repeated group, element.
         ConvertedType::LIST => match fields {
             [middle] => {
                 let info = middle.get_basic_info();
@@ -151,7 +153,7 @@ fn is_time(field: &Type) -> bool {
     logical.is_some_and(|logical| !matches!(logical, LogicalType::Integer { .. }))
 }
 
-/// The bytes of all texts, and 8 for each other value.
+/// Returns the size of a row: the bytes of its texts, and 8 per other value.
 fn bytes_of(row: &Row) -> usize {
     fn of(field: &Field) -> usize {
         match field {
@@ -177,7 +179,7 @@ fn object(row: Row) -> Result<Map<String, Json>, String> {
     Ok(fields)
 }
 
-/// A value as JSON; `None` for a null.
+/// Converts a value to JSON; `None` for a null.
 fn value(name: &str, field: Field) -> Result<Option<Json>, String> {
     let number = |x: f64| {
         let number = Number::from_f64(x).map(Json::Number);

@@ -1,5 +1,5 @@
-//! Tests of Parquet files: rows equal what pyarrow reads back (`tools/golden/parquet.py`), and
-//! damaged files are errors.
+//! Tests Parquet files: rows must equal what pyarrow reads (`tools/golden/parquet.py`), and damaged
+//! files must be errors.
 
 use std::path::PathBuf;
 
@@ -74,7 +74,7 @@ fn an_error_names_the_columns_that_were_left_out() {
     assert!(error.contains("when, raw, flags"), "{error}");
 }
 
-/// Some damage is not noticed, for example in a text. The other damage must be an error.
+/// Some damage cannot be detected, for example in text. All other damage must be an error.
 #[test]
 fn damaged_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Pairs of replies to one prompt, one better than the other: `chosen` and `rejected` in a JSONL
-//! file.
+//! Pairs of a better and a worse reply to one prompt: `chosen` and `rejected` in a JSONL file.
 //!
 //! The formats are those of preference data sets on the Hugging Face Hub. `load` reads the files
 //! within limits.
@@ -56,11 +55,11 @@ impl Pairs {
     ///
     /// - `{"prompt": "...", "chosen": "...", "rejected": "..."}`, optionally with `"system"`;
     /// - `{"prompt": [messages], "chosen": [messages], "rejected": [messages]}`;
-    /// - `{"chosen": [messages], "rejected": [messages]}`, whose common first messages are the
-    ///   prompt.
+    /// - `{"chosen": [messages], "rejected": [messages]}`; the prompt is the messages at the start
+    ///   that both have in common.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -85,8 +84,8 @@ impl DataDir<Pairs> {
     /// Reads the pairs of a directory.
     ///
     /// # Errors
-    /// As [`Pairs::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Pairs::read`]; `InvalidOption` if `dir` is not a directory or contains none
+    /// of the three files.
     pub fn read_pairs(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -126,7 +125,8 @@ fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline)
             Json::String(text) => vec![json!({"role": "user", "content": text})],
             list => messages_of(list, prompt_name)?,
         };
-        // Some data sets repeat the prompt in both replies, so it is removed.
+        // Some data sets repeat the prompt in both replies, so the prompt is removed from the
+        // replies.
         let without = |messages: &[Json]| match messages.strip_prefix(prompt.as_slice()) {
             Some(rest) => rest.to_vec(),
             None => messages.to_vec(),
@@ -168,13 +168,14 @@ fn encoded(
     Ok(pair)
 }
 
-/// The number of tokens of a prompt, after which the model replies.
+/// Returns the number of tokens of a prompt, including the beginning of the reply.
 pub(super) fn offset_of(prompt: &[Json], text_to_ids: &TextPipeline) -> Result<usize> {
     let prepared = text_to_ids.prepare_values(prompt.to_vec(), &ChatOptions::answer())?;
     Ok(prepared.ids.len())
 }
 
-/// A prompt of `offset` tokens and a reply, which is the field `name` of the line.
+/// Makes an example from a prompt of `offset` tokens and a reply, which is the field `name` of a
+/// line.
 pub(super) fn appended(
     prompt: &[Json],
     offset: usize,
@@ -233,7 +234,7 @@ mod tests {
         assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
         assert_eq!(pair.len(), pair.rejected.len());
         assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
-        // The template's default system message is shorter than this one, so the prompt becomes
+        // The template's default system message is shorter than this one, so the prompt must be
         // longer.
         let system = json!({"system": "Be brief, and say no more than a word or two.", "prompt": "hi", "chosen": "a", "rejected": "b"});
         let actual = read(&[system]).unwrap();

@@ -1,5 +1,5 @@
-//! Prompts to which the model replies during training: `prompt` in a JSONL file. The other fields
-//! of a line are for the reward.
+//! Prompts for generated replies: `prompt` in a JSONL file. The reward receives the other fields of
+//! a line.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::load::{DataDir, read_examples};
 use super::{BadLine, DataOptions};
 use crate::text::{ChatOptions, TextPipeline};
 
-/// A prompt, up to the begin of the reply.
+/// A prompt, including the beginning of the reply.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptLine {
     /// The token ids of the prompt.
@@ -36,7 +36,7 @@ impl Prompts {
     /// with `"system"`, and with any other fields.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -60,8 +60,8 @@ impl DataDir<Prompts> {
     /// Reads the prompts of a directory.
     ///
     /// # Errors
-    /// As [`Prompts::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Prompts::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_prompts(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,

@@ -1,5 +1,5 @@
 //! Texts that belong together, for encoders: `anchor`, `positive` and negatives in a JSONL file,
-//! with the names that sentence-transformers has for them.
+//! with the field names of sentence-transformers.
 
 use std::path::{Path, PathBuf};
 
@@ -19,9 +19,10 @@ pub struct Encoding<'a> {
     pub sentence: &'a Sentence,
     /// The tokenizer.
     pub text: &'a TextPipeline,
-    /// The model's prompt before anchors; `None` means its default prompt.
+    /// The name of the model's prompt before anchors; `None` means its default prompt.
     pub anchor_prompt: Option<String>,
-    /// The model's prompt before positives and negatives; `None` means its default prompt.
+    /// The name of the model's prompt before positives and negatives; `None` means its default
+    /// prompt.
     pub positive_prompt: Option<String>,
     /// The maximum number of tokens per text; longer texts are truncated.
     pub max_len: usize,
@@ -57,7 +58,7 @@ impl RelatedFile {
     /// `"negative"` (a text or a list of texts), or with `"negative_1"`, `"negative_2"` and so on.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(path: &Path, encoding: &Encoding<'_>, options: &DataOptions) -> Result<Self> {
         let file = read_examples(path, options, |line| {
             let example = example(line, encoding)?;
@@ -76,8 +77,8 @@ impl DataDir<RelatedFile> {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// As [`RelatedFile::read`]; `InvalidOption` if `dir` is not a directory or contains none of
-    /// the three files.
+    /// The errors of [`RelatedFile::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_related(
         dir: &Path,
         encoding: &Encoding<'_>,
@@ -87,7 +88,7 @@ impl DataDir<RelatedFile> {
     }
 }
 
-/// The texts of a line: anchor, positive and negatives.
+/// Reads the texts of a line: anchor, positive and negatives.
 fn texts(line: &Map<String, Json>) -> Result<(String, String, Vec<String>)> {
     for name in ["anchor", "positive"] {
         if !line.contains_key(name) {

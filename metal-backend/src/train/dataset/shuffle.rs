@@ -1,9 +1,9 @@
 //! Seeded permutations, equal to those of `numpy.random.seed(seed)` and
 //! `numpy.random.permutation(n)`.
 //!
-//! mlx-lm orders its batches with these permutations, so a run with an equal seed has an equal
-//! order. The generator is MT19937 (Matsumoto and Nishimura 1998), which is not secure. Dropout and
-//! initial weights use MLX's generator.
+//! mlx-lm orders its batches with these permutations, so equal seeds give equal orders. The
+//! generator is MT19937 (Matsumoto and Nishimura 1998), which is not secure. Dropout and initial
+//! weights use MLX's generator.
 
 const N: usize = 624;
 const M: usize = 397;
@@ -56,7 +56,7 @@ impl Shuffler {
         y ^ (y >> 18)
     }
 
-    /// A random integer from 0 to `most`: draws bits until the integer is in range.
+    /// Returns a random integer from 0 to `most`: draws bits until the integer is in range.
     fn up_to(&mut self, most: u32) -> u32 {
         let mask = u32::MAX.checked_shr(most.leading_zeros()).unwrap_or(0);
         loop {
@@ -67,7 +67,7 @@ impl Shuffler {
         }
     }
 
-    /// The integers below `n` in random order (Fisher-Yates shuffle, from the end).
+    /// Returns the integers below `n` in random order (Fisher-Yates shuffle, from the end).
     #[must_use]
     pub fn permutation(&mut self, n: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..n).collect();

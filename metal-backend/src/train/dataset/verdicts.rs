@@ -1,5 +1,5 @@
-//! Replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with the names that
-//! TRL has for them.
+//! Single replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with TRL's
+//! field names.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::text::TextPipeline;
 pub struct Verdict {
     /// The prompt and the reply.
     pub example: Example,
-    /// Whether such replies are wanted.
+    /// Whether the reply is a good one.
     pub desirable: bool,
 }
 
@@ -42,7 +42,7 @@ impl Verdicts {
     /// - `{"prompt": [messages], "completion": [messages], "label": false}`.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -68,8 +68,8 @@ impl DataDir<Verdicts> {
     /// Reads the replies of a directory.
     ///
     /// # Errors
-    /// As [`Verdicts::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Verdicts::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_verdicts(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,

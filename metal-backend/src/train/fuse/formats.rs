@@ -28,7 +28,7 @@ impl Formats {
         Ok(Self { path, quantization })
     }
 
-    /// Group size, bits and mode of a layer's matrix.
+    /// Returns group size, bits and mode of a layer's matrix.
     pub(super) fn of(&self, stem: &str) -> Result<(i32, i32, QuantMode)> {
         let entry = self.quantization.get(stem).filter(|v| v.is_object());
         let field = |name: &str| {

@@ -36,7 +36,7 @@ pub(super) struct Target {
 }
 
 impl Names {
-    /// The names of the checkpoint in `dir`.
+    /// Returns the names of the checkpoint in `dir`.
     ///
     /// # Errors
     /// If the configuration or the checkpoint is not valid.
@@ -58,7 +58,7 @@ impl Names {
         })
     }
 
-    /// The tensors among `arrays` that store the weight `end` of a layer: one, or one for each of
+    /// Returns the tensors among `arrays` that store the weight `end` of a layer: one, or one for each of
     /// `experts`. An adapter names a stack of experts as one layer, also if the checkpoint stores
     /// experts one by one.
     pub(super) fn targets(
@@ -95,7 +95,7 @@ impl Names {
         (0..experts).filter_map(single).collect()
     }
 
-    /// The tensor among `arrays` that stores the weight `end` of a layer with one of these names.
+    /// Returns the tensor among `arrays` that stores the weight `end` of a layer with one of these names.
     fn target(
         &self,
         arrays: &BTreeMap<String, Array>,
@@ -136,7 +136,7 @@ impl Names {
 }
 
 impl Target {
-    /// The matrix `[out, in]`, or the stack `[experts, out, in]`. `None` if the file lacks it.
+    /// Returns the matrix `[out, in]`, or the stack `[experts, out, in]`. `None` if the file lacks it.
     ///
     /// # Errors
     /// If the tensor's shape is not that of the checkpoint's header.

@@ -18,18 +18,18 @@ pub(super) struct Step<'a> {
     pub(super) numbers: &'a [Array],
 }
 
-/// `x * factor`.
+/// Returns `x * factor`.
 fn times(x: &Array, factor: f32) -> Result<Array> {
     x.multiply(&x.scalar_like(factor)?)
 }
 
-/// The square root of the mean square.
+/// Returns the square root of the mean square of all elements.
 fn rms(x: &Array) -> Result<Array> {
     x.square()?.mean(All, false)?.sqrt()
 }
 
 impl Step<'_> {
-    /// The previous state named `part`; before the first step, zeros of `shape`.
+    /// Returns the previous state named `part`; zeros of `shape` before the first step.
     fn last(&self, part: &str, shape: &[i32]) -> Result<Array> {
         match self.old.get(&format!("{}/{part}", self.name)) {
             Some(a) if a.shape() == shape => Ok(a.clone()),
@@ -51,7 +51,7 @@ impl Step<'_> {
             .insert(format!("{}/{part}", self.name), value.clone());
     }
 
-    /// One of the values that vary between steps, by index.
+    /// Returns one of the values that vary between steps, by index.
     fn number(&self, at: usize) -> Result<Array> {
         self.numbers.get(at).cloned().ok_or_else(|| {
             let message = format!("number {at} of the step is missing");
@@ -213,7 +213,7 @@ impl Step<'_> {
         let mut rate = self.number(0)?;
         let shape = update.shape().to_vec();
         if let [.., rows, cols] = *shape {
-            // MLX flattens a stack to a matrix with one row per index of the first axis.
+            // Like MLX, flattens a stack to a matrix with one row per index of the first axis.
             update = match *shape {
                 [first, _, _, ..] => orthogonal(&update.reshape(&[first, -1])?, steps)?,
                 _ => orthogonal(&update, steps)?,

@@ -1,10 +1,10 @@
-//! A step as one graph: forward pass, gradients, clipping and optimizer. The graph is traced for
-//! the first batch of a shape, and replayed for later batches of this shape. [`Trainer::step`]
-//! describes the step; a compiled step has the same result up to rounding.
+//! A training step as one graph: forward pass, gradients, clipping and optimizer. The graph is
+//! traced for the first batch of a shape, and replayed for later batches of this shape. A compiled
+//! step has the same result as [`Trainer::step`] up to rounding.
 //!
-//! Everything that varies between batches is an argument of the graph: tokens, parameters,
-//! accumulated gradients, optimizer state and rates, and dropout keys. The constants are the frozen
-//! weights, the lengths of the sequences, and the adapter's slots.
+//! All values that vary between batches are arguments of the graph: tokens, parameters, accumulated
+//! gradients, optimizer state and rates, and dropout keys. The constants are the frozen weights,
+//! the lengths of the sequences, and the adapter's slots.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::error::engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
 
-/// The maximum number of cached graphs. Beyond it, the least recently used graph is dropped.
+/// The maximum number of cached graphs. The least recently used graph is dropped first.
 const KEPT: usize = 32;
 
 /// The properties of a batch that determine its graph.
@@ -38,16 +38,16 @@ struct Form {
 #[derive(Default)]
 pub(super) struct Graphs {
     graphs: VecDeque<(Form, Compiled<Error>)>,
-    /// Names and shapes of the optimizer state, found at the first step.
+    /// Names and shapes of the optimizer state, determined at the first step.
     state: Option<Vec<(String, Vec<i32>)>>,
-    /// The slots with dropout.
+    /// The names of adapted layers with dropout.
     dropping: Vec<String>,
     /// The adapter's epoch after the last step. Another epoch means that shapes may differ.
     epoch: u64,
 }
 
 impl Graphs {
-    /// The graph for a form. If it is not cached, it is created from `plan`.
+    /// Returns the graph for a form. Creates it from `plan` if it is not cached.
     fn of(&mut self, form: &Form, plan: impl FnOnce() -> Plan) -> &Compiled<Error> {
         let index = self.graphs.iter().position(|(known, _)| known == form);
         let one = match index.and_then(|at| self.graphs.remove(at)) {
@@ -85,10 +85,13 @@ fn named(names: &[String], args: &mut impl Iterator<Item = Array>) -> Params {
 }
 
 impl Plan {
-    /// Computes a step. Arguments: ids, targets, mask; parameters; dropout keys; accumulated
-    /// gradients, if any. An update also needs the optimizer's state and varying values. Results:
-    /// the loss, and either gradients, or parameters and optimizer state, and the gradients' norm
-    /// if they are clipped.
+    /// Computes a step.
+    ///
+    /// Arguments: ids, targets, mask; parameters; dropout keys; accumulated gradients, if any. If
+    /// the step updates, also the optimizer's state and varying values.
+    ///
+    /// Results: the loss. If the step updates, the new parameters and optimizer state, and the
+    /// gradients' norm if they are clipped. Otherwise the gradients.
     fn run(&self, args: &[Array]) -> mlx_rs_core::Result<Vec<Array>> {
         let [ids, targets, mask, rest @ ..] = args else {
             return Err(Error::new(ErrorKind::Value, "step", "the batch is missing"));
@@ -253,10 +256,10 @@ impl Trainer {
         })
     }
 
-    /// The adapted layers with dropout.
+    /// Returns the names of adapted layers with dropout.
     fn dropping(&self) -> Vec<String> {
         let drops = |delta: &Delta| matches!(delta, Delta::LowRank(low) if low.dropout > 0.0);
-        // By now the model may have another adapter with more layers.
+        // The model may have another adapter by now, with more layers.
         let standing = self.engine.adapter();
         let slots = standing.as_ref().unwrap_or(&self.adapter).slots().iter();
         slots
@@ -265,7 +268,7 @@ impl Trainer {
             .collect()
     }
 
-    /// The shapes of the optimizer state, found by tracing a step that is never evaluated.
+    /// Returns the shapes of the optimizer state. Traces a step that is never evaluated.
     fn shapes_of_state(
         &self,
         params: &Params,

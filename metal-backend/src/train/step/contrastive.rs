@@ -1,4 +1,4 @@
-//! Steps and evaluations of encoders on texts that belong together.
+//! Training steps and evaluations of encoders on texts that belong together.
 
 use std::sync::Arc;
 
@@ -45,10 +45,10 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Loss and gradients by parameter name for texts that belong together, without an update.
+    /// Returns the loss and the gradients by parameter name, without an update.
     ///
     /// # Errors
-    /// As [`Self::step_by_similarity`].
+    /// The errors of [`Self::step_by_similarity`].
     pub fn similarity_gradients(
         &self,
         batch: &[RelatedTexts],
@@ -73,10 +73,10 @@ impl Trainer {
             .map_err(engine_error("gradients"))
     }
 
-    /// The loss of the current model on texts that belong together, without dropout.
+    /// Returns the loss of the current model on texts that belong together, without dropout.
     ///
     /// # Errors
-    /// As [`Self::step_by_similarity`].
+    /// The errors of [`Self::step_by_similarity`].
     pub fn evaluate_similarity(
         &self,
         batch: &[RelatedTexts],
@@ -86,8 +86,8 @@ impl Trainer {
     }
 }
 
-/// The loss of an encoder on texts that belong together, and how often the positive is the most
-/// similar candidate.
+/// Returns the loss of an encoder on texts that belong together, and how often the positive is the
+/// most similar candidate.
 pub(in crate::train) fn evaluate_similarity_on(
     loaded: &Engine,
     batch: &[RelatedTexts],
@@ -113,7 +113,7 @@ pub(in crate::train) fn evaluate_similarity_on(
     })
 }
 
-/// Refuses batches without a loss, and models that are not encoders.
+/// Returns an error for a batch that has no loss, and for a model that is not an encoder.
 fn check(loaded: &Engine, batch: &[RelatedTexts], scale: f32) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     if !loaded.is_encoder()? {
@@ -154,8 +154,8 @@ struct Packed {
     lengths: Vec<i32>,
     anchors: i32,
     scale: f32,
-    /// Added to the logits: minus infinity for a candidate that equals the anchor's positive, but
-    /// belongs to another example. `None` if there are none.
+    /// Added to the logits: minus infinity excludes every other candidate that equals the anchor's
+    /// positive. `None` if there are no such candidates.
     bias: Option<Array>,
 }
 
@@ -186,7 +186,7 @@ impl Packed {
         })
     }
 
-    /// The losses of the anchors, `[n]`, and the logits, `[n, candidates]`.
+    /// Returns the losses of the anchors, `[n]`, and the logits, `[n, candidates]`.
     fn losses(
         &self,
         decoder: &dyn Decoder,
@@ -212,7 +212,7 @@ impl Packed {
         contrastive(&anchors, &candidates, self.scale, self.bias.as_ref())
     }
 
-    /// The mean loss with parameters `params`.
+    /// Returns the mean loss with parameters `params`.
     fn loss_with(
         &self,
         decoder: &dyn Decoder,

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::engine;
 use crate::train::loss::cross_entropy_each;
 
-/// The loss of a model on sequences.
+/// Returns the loss of a model on sequences.
 pub(in crate::train) fn evaluate_on(loaded: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
     check(loaded, batch.iter())?;
     let decoder = loaded.decoder()?;

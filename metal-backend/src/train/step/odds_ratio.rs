@@ -1,5 +1,5 @@
-//! Steps and evaluations on pairs of replies without a reference: odds ratio preference
-//! optimization.
+//! Training steps and evaluations on pairs of replies without a reference model: odds ratio
+//! preference optimization.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Trainer {
     /// With `learn_prompt`, the cross-entropy also covers the prompts.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn step_by_odds_ratio(
         &mut self,
         batch: &[Preference],
@@ -35,7 +35,8 @@ impl Trainer {
         let pairs = batch.len();
         let all = covered(batch, learn_prompt);
         let (batch, weight) = self.share(batch);
-        // The first term is a mean over tokens, and the second one over pairs.
+        // The first term is a mean over tokens, the second a mean over pairs, so their weights
+        // differ.
         let share = weight.map(|weight| match weight {
             0.0 => 0.0,
             _ => covered(batch, learn_prompt) as f32 / all.max(1) as f32,
@@ -64,7 +65,8 @@ impl Trainer {
     }
 }
 
-/// How well a model prefers the better replies by their odds.
+/// Returns the loss of a model on pairs of replies, and how often the better reply has the greater
+/// odds.
 pub(in crate::train) fn evaluate_odds_ratio_on(
     loaded: &Engine,
     batch: &[Preference],
@@ -93,7 +95,7 @@ pub(in crate::train) fn evaluate_odds_ratio_on(
     })
 }
 
-/// The number of tokens that the cross-entropy covers.
+/// Returns the number of tokens that the cross-entropy covers.
 fn covered(batch: &[Preference], learn_prompt: bool) -> usize {
     let of = |one: &Sequence| match learn_prompt {
         true => one.ids.len().saturating_sub(1),
@@ -112,7 +114,7 @@ fn check_beta(beta: f32) -> Result<()> {
     ))
 }
 
-/// The terms of the loss, and the mean log-probabilities of a token of each reply.
+/// The terms of the loss, and the mean log-probability per token of each reply.
 struct Terms {
     /// The mean cross-entropy of the better replies, a scalar.
     cross_entropy: Array,

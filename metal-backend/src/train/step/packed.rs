@@ -14,7 +14,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
 
-/// Refuses sequences that cannot be processed or have no targets.
+/// Returns an error for sequences that cannot be processed or have no targets.
 pub(super) fn check<'a>(engine: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let mut any = false;
@@ -72,8 +72,8 @@ impl Packed {
         })
     }
 
-    /// Computes log-probabilities of the distribution from which tokens are drawn at this
-    /// temperature.
+    /// Divides logits by `temperature`, so that log-probabilities refer to the distribution from
+    /// which replies are drawn.
     pub fn with_temperature(mut self, temperature: f32) -> Self {
         self.temperature = temperature;
         self
@@ -91,13 +91,13 @@ impl Packed {
         masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
     }
 
-    /// For each sequence, the sum of its targets' log-probabilities, `[rows]`.
+    /// Returns the sum of the targets' log-probabilities for each sequence, `[rows]`.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         self.sums(&self.each(decoder)?)
     }
 
-    /// As [`Self::logprobs`], for the model without its adapter. The result is evaluated, so no
-    /// gradient flows through it.
+    /// Computes [`Self::logprobs`] for the model without its adapter. The result is evaluated, so
+    /// no gradient flows through it.
     pub fn base_logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         without_adapters(|| {
             let sums = self.logprobs(decoder)?;
@@ -106,8 +106,8 @@ impl Packed {
         })
     }
 
-    /// The log-probability of each token after the first of its sequence, `[1, T]`, whether or not
-    /// it is a target.
+    /// Returns the log-probability of each token except the first of a sequence, `[1, T]`,
+    /// including tokens that are not targets.
     pub fn each(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         let mut logits = self.logits(decoder)?;
         if self.temperature != 1.0 {
@@ -116,7 +116,7 @@ impl Packed {
         cross_entropy_each(&logits, &self.targets)?.negative()
     }
 
-    /// As [`Self::each`], for the model without its adapter and without gradient.
+    /// Computes [`Self::each`] for the model without its adapter and without gradient.
     pub fn base_each(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         without_adapters(|| {
             let each = self.each(decoder)?;
@@ -125,7 +125,7 @@ impl Packed {
         })
     }
 
-    /// The sums of `each` `[1, T]` over the targets of each sequence, `[rows]`.
+    /// Sums `each` `[1, T]` over the targets of each sequence: `[rows]`.
     pub fn sums(&self, each: &Array) -> mlx_rs_core::Result<Array> {
         let each = each.multiply(&self.mask)?;
         let mut from = 0;
@@ -147,14 +147,14 @@ impl Packed {
 }
 
 impl Packed {
-    /// As [`Self::sums`], divided by the number of targets of each sequence.
+    /// Averages `each` `[1, T]` over the targets of each sequence: `[rows]`.
     pub fn means(&self, each: &Array) -> mlx_rs_core::Result<Array> {
         let counts = self.sums(&each.ones_like()?)?;
         self.sums(each)?.divide(&counts)
     }
 }
 
-/// The better replies and the worse replies of a batch, each packed.
+/// The better replies and the worse replies of a batch, packed separately.
 pub(super) struct PackedPairs {
     pub chosen: Packed,
     pub rejected: Packed,
@@ -168,7 +168,7 @@ impl PackedPairs {
         })
     }
 
-    /// [`Packed::logprobs`] of the better and of the worse replies, `[pairs]` each.
+    /// Returns [`Packed::logprobs`] of the better and of the worse replies, `[pairs]` each.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         Ok((
             self.chosen.logprobs(decoder)?,
@@ -176,8 +176,8 @@ impl PackedPairs {
         ))
     }
 
-    /// As [`Self::logprobs`], for the model without its adapter. The result is evaluated, so no
-    /// gradient flows through it.
+    /// Computes [`Self::logprobs`] for the model without its adapter. The result is evaluated, so
+    /// no gradient flows through it.
     pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         without_adapters(|| {
             let both = self.logprobs(decoder)?;
@@ -187,7 +187,7 @@ impl PackedPairs {
     }
 }
 
-/// Runs `f` with the base model.
+/// Runs `f` with the model without its adapter.
 fn without_adapters<R>(f: impl FnOnce() -> R) -> R {
     let scope = Scope {
         without_adapters: true,

@@ -1,4 +1,4 @@
-//! Steps on replies that the model generated, with advantages: group relative policy optimization.
+//! Training steps on generated replies with advantages: group relative policy optimization.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::nn::adapter::{Scope, within};
 use crate::train::loss::{Grpo, LossType, policy};
 
 impl Trainer {
-    /// Trains on generated replies by [`policy`]. Replies without
-    /// [`old_logprobs`](Rollout::old_logprobs) come from the model with its current parameters, and
-    /// get their log-probabilities. So later calls with the same batch are further updates by the
-    /// same replies.
+    /// Trains on generated replies by [`policy`]. If replies have no
+    /// [`old_logprobs`](Rollout::old_logprobs), the current parameters must have generated them,
+    /// and this call stores their log-probabilities in the batch. So later calls with the same
+    /// batch are further updates on the same replies.
     ///
     /// # Errors
-    /// As [`Self::step`]; also [`ErrorKind::Unsupported`] if several processes train together, and
-    /// [`ErrorKind::InvalidOption`] for an advantage that is not finite, or for old
+    /// The errors of [`Self::step`]; also [`ErrorKind::Unsupported`] if several processes train
+    /// together, and [`ErrorKind::InvalidOption`] for an advantage that is not finite, or for old
     /// log-probabilities that do not fit the replies or that only some replies have.
     pub fn step_by_policy(&mut self, batch: &mut [Rollout], options: Grpo) -> Result<StepReport> {
         if self.together.is_some() {
@@ -42,7 +42,7 @@ impl Trainer {
                 let packed = Packed::new(batch.iter().map(|one| &one.reply))?
                     .with_temperature(options.temperature);
                 let weights = Weights::new(batch, options)?;
-                // Without a penalty, the base model is not needed.
+                // The base model is needed only for the divergence penalty.
                 let base = match options.beta {
                     0.0 => None,
                     _ => Some(packed.base_each(decoder.as_ref())?),
@@ -69,7 +69,9 @@ impl Trainer {
                     let sum = each.multiply(&packed.mask)?.sum(All, false)?;
                     sum.divide(&packed.mask.sum(All, false)?)
                 };
-                // A ratio of 1 is never clipped, so only one of the two is missing.
+                // The first result is the fraction of clipped tokens if there are old
+                // log-probabilities. Otherwise nothing is clipped, and it is the log-probabilities,
+                // which are stored below.
                 let first = match got.clipped {
                     Some(clipped) => mean(clipped)?,
                     None => each.stop_gradient()?,
@@ -107,7 +109,7 @@ fn bad(message: String) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Whether the replies have old log-probabilities.
+/// Whether the replies have old log-probabilities. Checks that they fit the replies.
 fn check_old(batch: &[Rollout]) -> Result<bool> {
     let have = batch.iter().filter(|one| one.old_logprobs.is_some());
     let have = have.count();
@@ -137,7 +139,7 @@ fn check_old(batch: &[Rollout]) -> Result<bool> {
     Ok(have > 0)
 }
 
-/// Gives each reply its part of the log-probabilities of packed replies.
+/// Stores in each reply its share of the log-probabilities of the packed replies.
 fn keep_old(batch: &mut [Rollout], each: &[f32]) {
     let mut rest = each;
     for one in batch {
@@ -149,8 +151,8 @@ fn keep_old(batch: &mut [Rollout], each: &[f32]) {
     }
 }
 
-/// The advantage, the weight and the old log-probability of each position of packed replies,
-/// `[1, T]`. Weights and log-probabilities of positions that are not targets are 0.
+/// The advantage, the weight and the old log-probability of each position of packed replies, `[1,
+/// T]`. Weights and log-probabilities are 0 at positions that are not targets.
 struct Weights {
     advantages: Array,
     tokens: Array,

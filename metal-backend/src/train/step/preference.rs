@@ -1,4 +1,4 @@
-//! Steps and evaluations on pairs of replies: direct preference optimization.
+//! Training steps and evaluations on pairs of replies: direct preference optimization.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Trainer {
     /// fraction of wrong labels.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn step_by_preference(
         &mut self,
         batch: &[Preference],
@@ -58,8 +58,8 @@ impl Trainer {
         Ok(report)
     }
 
-    /// This process's part of a batch whose loss is a mean over examples, and the weight of that
-    /// part. `None` if this process trains alone.
+    /// Returns this process's share of a batch whose loss is a mean over examples, and the weight
+    /// of that share. The weight is `None` if this process trains alone.
     pub(super) fn share<'a, T>(&self, batch: &'a [T]) -> (&'a [T], Option<f32>) {
         match &self.together {
             Some(together) => match together.part(batch) {
@@ -70,7 +70,8 @@ impl Trainer {
         }
     }
 
-    /// The sums of `values` over all processes. Those of this process are left out unless `counts`.
+    /// Returns the sums of `values` over all processes. Ignores this process's values unless
+    /// `counts`.
     pub(super) fn sums(&self, mut values: Vec<f32>, counts: bool) -> Result<Vec<f32>> {
         match &self.together {
             Some(together) => {
@@ -83,8 +84,8 @@ impl Trainer {
         }
     }
 
-    /// The report of `pairs` pairs, from the rewards of the better and of the worse replies of this
-    /// process, `[pairs]` each.
+    /// Returns the report for `pairs` pairs over all processes. `rewards` are this process's
+    /// rewards of the better and of the worse replies, `[pairs]` each.
     pub(super) fn pair_report(
         &self,
         rewards: &[Array],
@@ -115,12 +116,12 @@ impl Trainer {
     }
 }
 
-/// `x` times a number.
+/// Returns `x * factor`.
 pub(super) fn scaled(x: &Array, factor: f32) -> mlx_rs_core::Result<Array> {
     x.multiply(&x.scalar_like(factor)?)
 }
 
-/// Refuses parameters that are out of range for [`dpo`].
+/// Returns an error for parameters that are out of range for [`dpo`].
 fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     if beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing) {
         return Ok(());
@@ -133,7 +134,8 @@ fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     ))
 }
 
-/// Compares how well the model with its adapter and the base model prefer the better replies.
+/// Returns the loss of a model on pairs of replies, and how often the better reply has the greater
+/// reward relative to the base model.
 pub(in crate::train) fn evaluate_pairs_on(
     loaded: &Engine,
     batch: &[Preference],

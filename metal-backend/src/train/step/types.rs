@@ -11,13 +11,13 @@ use crate::train::schedule::Schedule;
 pub struct Sequence {
     /// The tokens.
     pub ids: Vec<u32>,
-    /// The index of the first target; earlier tokens are given. At least 1, because nothing
+    /// The index of the first target; earlier tokens are the prompt. At least 1, because nothing
     /// predicts the first token.
     pub from: usize,
 }
 
 impl Sequence {
-    /// A sequence in which all tokens except the first are targets.
+    /// Creates a sequence in which all tokens except the first are targets.
     #[must_use]
     pub fn new(ids: Vec<u32>) -> Self {
         Self { ids, from: 1 }
@@ -37,7 +37,7 @@ impl Sequence {
     }
 }
 
-/// Two replies to one prompt, one better than the other. Each sequence begins with the prompt.
+/// A better and a worse reply to one prompt. Each sequence begins with the prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
     /// The better reply.
@@ -51,24 +51,23 @@ pub struct Preference {
 pub struct JudgedReply {
     /// The prompt and the reply.
     pub reply: Sequence,
-    /// Whether such replies are wanted.
+    /// Whether the reply is a good one.
     pub desirable: bool,
 }
 
-/// A reply that the model generated, and how much better it is than the other replies to the same
-/// prompt. The sequence begins with the prompt.
+/// A generated reply and its advantage. The sequence begins with the prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rollout {
     /// The prompt and the reply.
     pub reply: Sequence,
     /// The advantage; positive for a reply that is better than the mean of its group.
     pub advantage: f32,
-    /// The log-probabilities of the reply's tokens by the model that generated them, at the
-    /// temperature at which they were drawn. Without them, that is the current model.
+    /// The log-probabilities of the reply's tokens under the model that generated it, at the
+    /// temperature of generation. `None` means that the current model generated the reply.
     pub old_logprobs: Option<Vec<f32>>,
 }
 
-/// The token ids of texts for similarity: a text, one that belongs to it, and others that do not.
+/// The token ids of an anchor, of a positive that belongs to it, and of negatives that do not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelatedTexts {
     /// The text, such as a question.
@@ -155,39 +154,39 @@ pub struct PolicyReport {
     pub reward: f32,
     /// Mean over the prompts of the standard deviation of rewards.
     pub reward_std: f32,
-    /// Mean divergence from the base model per token, in nats; `None` if it has no weight.
+    /// Mean divergence from the base model per token, in nats; `None` if `beta` is 0.
     pub kl: Option<f32>,
-    /// Fraction of tokens whose ratio is clipped; `None` if all ratios are 1.
+    /// Fraction of tokens whose probability ratio is clipped; `None` if all ratios are 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_ratio: Option<f32>,
     /// Mean number of tokens of a reply.
     pub completion_length: f32,
 }
 
-/// The rewards of a batch of preferences, before the update. A reward is `beta` times the
-/// log-probability of the reply relative to the base model; with odds ratios, `beta` times the mean
-/// log-probability of a token. Means over no replies are 0.
+/// The rewards of a batch of preferences, before the update. A reward is `beta` times the reply's
+/// log-probability minus that of the base model. With odds ratios, it is `beta` times the mean
+/// log-probability per token. A mean over no replies is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceReport {
     /// Mean reward of the better or desirable replies.
     pub chosen: f32,
     /// Mean reward of the worse or undesirable replies.
     pub rejected: f32,
-    /// Fraction of pairs whose better reply has the greater reward; for single replies, the
-    /// fraction on the right side of the reference point.
+    /// Fraction of pairs whose better reply has the greater reward. For single replies: the
+    /// fraction of desirable replies above and undesirable replies below the reference point.
     pub accuracy: f32,
 }
 
-/// The evaluation of a model on examples that are judged as a whole: pairs of replies, or texts
-/// that belong together.
+/// The evaluation of a model on pairs of replies, single replies with verdicts, or texts that
+/// belong together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ItemEvaluation {
     /// Sum of the losses of all examples.
     pub loss: f64,
     /// The number of examples.
     pub items: usize,
-    /// The number of examples that the model judges right: the better reply has the greater reward,
-    /// or the positive is the most similar candidate.
+    /// The number of correct examples: the better reply has the greater reward, or the positive is
+    /// the most similar candidate.
     pub correct: usize,
     /// The number of tokens.
     pub tokens: usize,
@@ -200,16 +199,16 @@ pub struct Evaluation {
     pub loss: f64,
     /// The number of targets.
     pub tokens: usize,
-    /// The number of targets that the model ranks first.
+    /// The number of targets that have the greatest logit.
     pub correct: usize,
 }
 
 /// Whether a step is compiled: traced once per batch shape, and replayed for other batches of this
 /// shape.
 ///
-/// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused to
-/// one kernel, so results round differently. On a CPU, the graph is simplified and kept, and
-/// results are equal. It is not fused there, because fusion would need a C++ compiler at run time.
+/// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused
+/// into one kernel, so results round differently. On a CPU, the graph is simplified and cached, and
+/// results are equal; fusion there would need a C++ compiler at run time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compile {
@@ -223,7 +222,7 @@ pub enum Compile {
 }
 
 impl Compile {
-    /// Whether steps are compiled for a model.
+    /// Whether steps are compiled for the model of `engine`.
     pub(super) fn on(self, engine: &Engine) -> bool {
         match self {
             Self::Auto => !engine.is_on_cpu(),

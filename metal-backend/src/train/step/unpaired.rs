@@ -1,4 +1,4 @@
-//! Steps and evaluations on single replies with a verdict: Kahneman-Tversky optimization.
+//! Training steps and evaluations on single replies with verdicts: Kahneman-Tversky optimization.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ impl Trainer {
     /// adapter.
     ///
     /// # Errors
-    /// As [`Self::step`]; also [`ErrorKind::InvalidOption`] for a batch of one reply, in which the
-    /// divergence cannot be estimated.
+    /// The errors of [`Self::step`]; also [`ErrorKind::InvalidOption`] for a batch of one reply, in
+    /// which the divergence cannot be estimated.
     pub fn step_by_verdict(&mut self, batch: &[JudgedReply], options: Kto) -> Result<StepReport> {
         check_batch(&self.engine, batch, options)?;
         let tokens = batch.iter().map(|one| one.reply.learned()).sum();
@@ -70,7 +70,7 @@ impl Trainer {
     }
 }
 
-/// How well a model follows the verdicts.
+/// Returns the loss of a model on replies with verdicts, and how often the verdict is correct.
 pub(in crate::train) fn evaluate_verdicts_on(
     loaded: &Engine,
     batch: &[JudgedReply],
@@ -114,7 +114,8 @@ fn check_batch(loaded: &Engine, batch: &[JudgedReply], options: Kto) -> Result<(
     Ok(())
 }
 
-/// Each prompt with the reply of the example before it, cut to the longest sequence of the batch.
+/// Returns each prompt with the reply of the previous example. Truncates to the longest sequence of
+/// the batch.
 fn mismatched(batch: &[JudgedReply]) -> Vec<Sequence> {
     let most = batch.iter().map(|one| one.reply.ids.len()).max();
     let before = batch.last().into_iter().chain(batch);
@@ -132,7 +133,7 @@ fn mismatched(batch: &[JudgedReply]) -> Vec<Sequence> {
         .collect()
 }
 
-/// The sum over sequences of how much more probable they are with the adapter, in nats.
+/// Returns the sum over sequences of `logprob(adapted model) - logprob(base model)`, in nats.
 fn divergences(batch: &[Sequence], decoder: &dyn Decoder) -> mlx_rs_core::Result<f32> {
     let packed = Packed::new(batch.iter())?;
     let base = packed.base_logprobs(decoder)?;
@@ -143,7 +144,7 @@ fn divergences(batch: &[Sequence], decoder: &dyn Decoder) -> mlx_rs_core::Result
         .item::<f32>()
 }
 
-/// The reference point: the estimated divergence, which is never below 0.
+/// Returns the reference point: the estimated divergence, which is never below 0.
 fn reference(sum: f32, replies: usize) -> f32 {
     (sum / replies.max(1) as f32).max(0.0)
 }
@@ -159,7 +160,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// `reference` has the unit of `rewards`.
+    /// Sums over this process's replies. `reference` has the unit of `rewards`.
     fn of(rewards: &[f32], desirable: &[bool], reference: f32) -> Self {
         let mut tally = Self::default();
         for (reward, desirable) in rewards.iter().zip(desirable) {
@@ -185,7 +186,7 @@ impl Tally {
         ]
     }
 
-    /// The means of sums over all processes.
+    /// Returns the means, computed from the sums over all processes.
     fn report(sums: &[f32]) -> Option<PreferenceReport> {
         let [desirable, of_desirable, undesirable, of_undesirable, right] = *sums else {
             return None;
@@ -217,7 +218,7 @@ mod tests {
             .into_iter()
             .map(|one| (one.ids, one.from))
             .collect();
-        // The last one would have five ids; the longest sequence has four.
+        // The last sequence would have five ids, but the longest sequence of the batch has four.
         let expected = [(vec![1, 2, 10], 2), (vec![3, 9], 1), (vec![4, 5, 6, 7], 3)];
         assert_eq!(got, expected);
     }

@@ -1,5 +1,5 @@
-//! Tests that compiled steps compute the same as plain steps. On the CPU, graphs are cached and
-//! simplified but not fused, so results must be equal bit for bit.
+//! Tests that compiled steps compute the same as steps that are not compiled. On the CPU, graphs
+//! are cached and simplified but not fused, so results must be equal bit for bit.
 
 use inference::LoraConfig;
 use metal_backend::train::{
@@ -9,7 +9,7 @@ use metal_backend::train::{
 use super::{models, rank};
 use crate::training_common::{at_rate, batch, cpu, fixtures, load, tiny};
 
-/// Batches whose shapes alternate between `forms` shapes. Each batch has other tokens.
+/// Returns `n` batches with `forms` different shapes in turn. Each batch has different tokens.
 fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
     let batch = |i: u32| {
         let mut batch = batch(2 + (i % forms) as usize);
@@ -24,7 +24,7 @@ fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
     (0..n).map(batch).collect()
 }
 
-/// The reports and the parameters after training on these batches.
+/// Trains on these batches. Returns the reports, the parameters and the state of the optimizer.
 fn trained(
     name: &str,
     config: &LoraConfig,
@@ -47,7 +47,8 @@ fn trained(
     (reports, trainer.params(), state)
 }
 
-/// Fails unless compiled steps on batches of several shapes equal plain steps.
+/// Checks that training with compiled steps gives the same results as without, for batches of
+/// several shapes.
 fn check(
     (name, what): (&str, &str),
     config: &LoraConfig,
@@ -178,7 +179,8 @@ fn a_trainer_with_graphs_goes_to_another_thread() {
     assert!(elsewhere.join().unwrap() < first);
 }
 
-/// If another adapter replaces the model's adapter, graphs with the old adapter must be dropped.
+/// When the model's adapter is replaced, the graphs that contain the previous adapter must not be
+/// used again.
 #[test]
 fn another_adapter_is_another_graph() {
     let by = |compile| {
