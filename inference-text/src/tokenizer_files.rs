@@ -45,7 +45,7 @@ impl Tokenizer {
             }
             return Err(Error::new(
                 ErrorKind::ModelNotFound,
-                "the model directory has no tokenizer.json; save the tokenizer with Hugging Face's fast tokenizers, or use a .gguf",
+                "the model directory has no tokenizer.json (and no vocabulary of RWKV); save the tokenizer with Hugging Face's fast tokenizers, or use a .gguf",
             )
             .with_path(path));
         };

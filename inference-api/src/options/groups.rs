@@ -135,7 +135,8 @@ group! {
         };
         /// Draw among this many most probable tokens; 0 is off.
         top_k: usize = 0, with_top_k(usize) { "K", ParameterRange::ANY };
-        /// Draw among the most probable tokens that together exceed this probability; 1 is off.
+        /// Draw among the most probable tokens that together have at least this probability; 1 is
+        /// off.
         top_p: f32 = 1.0, with_top_p(f32) { "P", ParameterRange::above(0.0, 1.0) };
         /// Draw among tokens at least this fraction as probable as the best; 0 is off.
         min_p: f32 = 0.0, with_min_p(f32) { "P", ParameterRange::between(0.0, 1.0) };
@@ -144,8 +145,8 @@ group! {
         top_n_sigma: f32 = 0.0, with_top_n_sigma(f32) {
             "N", ParameterRange::between(0.0, f32::MAX), aliases "top_nsigma"
         };
-        /// Draw among the tokens whose surprise is closest to the entropy, which together exceed
-        /// this probability; 1 is off.
+        /// Draw among the tokens whose surprise is closest to the entropy, which together have at
+        /// least this probability; 1 is off.
         typical_p: f32 = 1.0, with_typical_p(f32) {
             "P", ParameterRange::above(0.0, 1.0), aliases "typ_p" "typical"
         };

@@ -215,6 +215,10 @@ pub struct LoadOptions {
     /// The maximum total size in bytes of the files in [`cache_dir`](Self::cache_dir). Beyond it,
     /// the least recently used files of this model are removed.
     pub cache_dir_bytes: u64,
+    /// The memory limit in bytes for the KV caches of finished requests, which later requests with
+    /// the same beginning reuse. Beyond it, the least recently used caches are dropped. 0 keeps no
+    /// caches. `None` leaves the limit to the backend. A draft model's caches have the same limit.
+    pub prompt_cache_bytes: Option<u64>,
 }
 
 /// The default of [`LoadOptions::cache_dir_bytes`]: 4 GiB.
@@ -242,6 +246,7 @@ impl Default for LoadOptions {
             walk_only: false,
             cache_dir: None,
             cache_dir_bytes: CACHE_DIR_BYTES,
+            prompt_cache_bytes: None,
         }
     }
 }
@@ -288,6 +293,8 @@ impl LoadOptions {
         with_cache_dir(cache_dir: impl Into<Option<PathBuf>>);
         /// Sets the maximum total size in bytes of the files in the directory of computed prompts.
         with_cache_dir_bytes(cache_dir_bytes: u64);
+        /// Sets the memory limit in bytes for the KV caches of finished requests.
+        with_prompt_cache_bytes(prompt_cache_bytes: impl Into<Option<u64>>);
     }
 
     /// Sets the backend's name.
@@ -340,6 +347,12 @@ impl LoadOptions {
         }
         if self.cache_dir_bytes == 0 {
             return invalid(String::from("cache_dir_bytes is 0; it must be at least 1"));
+        }
+        if self.prompt_cache_bytes == Some(0) {
+            return invalid(String::from(
+                "prompt_cache_bytes is 0, so that cache_dir would get no prompts; leave one of them \
+                 out",
+            ));
         }
         if self.split != Split::None {
             return invalid(String::from(

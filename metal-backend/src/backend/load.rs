@@ -208,6 +208,7 @@ pub(crate) fn load(
             Some(_) => 0,
             None => remembered(options.parallel_slots.unwrap_or(1)),
         },
+        prompt_cache_bytes: options.prompt_cache_bytes,
         draft: None,
         identity: identity_with(path, options, router)?,
         source: path.to_owned(),

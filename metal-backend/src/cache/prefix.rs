@@ -6,7 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::cache::checkpoint::{Cut, can_trim_anywhere};
 use crate::cache::{self, Caches, Checkpoints};
 
-/// The memory limit in bytes. The least recently used caches are dropped first.
+/// The default memory limit in bytes.
 const BYTES: usize = 2 << 30;
 
 /// Checkpoints of running requests may use `1 / CHECKPOINTS` of this memory.
@@ -32,6 +32,8 @@ pub struct Prefixes {
     store: Mutex<Store>,
     slots: usize,
     bytes: usize,
+    /// Whether a single entry may exceed the memory limit.
+    exceeds: bool,
 }
 
 #[derive(Debug, Default)]
@@ -86,10 +88,17 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 impl Prefixes {
     /// Limits the store to `slots` finished requests and 2 GiB. A single entry may exceed 2 GiB.
     pub fn new(slots: usize) -> Self {
+        Self::with_limit(slots, None)
+    }
+
+    /// As [`Self::new`], with a memory limit in bytes that no entry may exceed. 0 stores nothing.
+    pub fn with_limit(slots: usize, bytes: Option<u64>) -> Self {
+        let limit = bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         Self {
             store: Mutex::default(),
-            slots,
-            bytes: BYTES,
+            slots: if limit == Some(0) { 0 } else { slots },
+            bytes: limit.unwrap_or(BYTES),
+            exceeds: limit.is_none(),
         }
     }
 
@@ -228,6 +237,9 @@ impl Prefixes {
         };
         entries.retain(|entry| entry.salt.as_deref() != salt || !replaces(entry));
         let bytes = caches.iter().map(|c| c.nbytes()).sum::<usize>() + checkpoints.nbytes();
+        if bytes > self.bytes && !self.exceeds {
+            return;
+        }
         entries.push(Entry {
             salt: salt.map(str::to_owned),
             tokens,
@@ -373,6 +385,30 @@ mod tests {
             filled(0).for_sequence(301),
         );
         assert!(prefixes.take(0, &next, &like).is_some());
+    }
+
+    #[test]
+    fn no_entry_exceeds_a_given_limit() {
+        let bytes = |n: i32| filled(n).iter().map(|c| c.nbytes()).sum::<usize>() as u64;
+        let prefixes = Prefixes::with_limit(8, Some(2 * bytes(300)));
+        for first in 1..4 {
+            prefixes.put(0, vec![first; 300], filled(300));
+        }
+        let like = filled(0).for_sequence(301);
+        let has = |first: u32| {
+            let next = [vec![first; 300], vec![9]].concat();
+            prefixes.take(0, &next, &like).is_some()
+        };
+        assert!(!has(1), "the oldest entry must be dropped");
+        assert!(has(2) && has(3));
+        let least = Prefixes::with_limit(8, Some(bytes(300) - 1));
+        least.put(0, vec![1; 300], filled(300));
+        let next = [vec![1; 300], vec![9]].concat();
+        assert!(least.take(0, &next, &like).is_none());
+        let none = Prefixes::with_limit(8, Some(0));
+        assert_eq!(none.checkpoint_bytes(), None);
+        none.put(0, vec![1; 300], filled(300));
+        assert!(none.take(0, &next, &like).is_none());
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub struct Parts {
     pub caches: CacheOptions,
     /// The number of finished requests whose caches are kept.
     pub slots: usize,
+    /// The memory limit of these caches in bytes; `None` for the default.
+    pub prompt_cache_bytes: Option<u64>,
     /// The draft model.
     pub draft: Option<Box<dyn Decoder>>,
     /// The identity of this model.
@@ -127,8 +129,8 @@ impl Engine {
             info: parts.info,
             eos: parts.eos,
             caches: parts.caches,
-            prefixes: Prefixes::new(parts.slots),
-            draft_prefixes: Prefixes::new(parts.slots),
+            prefixes: Prefixes::with_limit(parts.slots, parts.prompt_cache_bytes),
+            draft_prefixes: Prefixes::with_limit(parts.slots, parts.prompt_cache_bytes),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
             source: parts.source,

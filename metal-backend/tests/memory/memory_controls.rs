@@ -22,7 +22,7 @@ fn limits_are_set_figures_follow_arrays_and_facts_are_told_alone() {
     let before = engine::set_memory_limit(1 << 34).unwrap();
     assert_eq!(engine::set_memory_limit(before).unwrap(), 1 << 34);
     let before = engine::set_cache_limit(1 << 30).unwrap();
-    // Before MLX 0.32, the CPU allocator does not keep freed memory, and reports a limit of 0.
+    // The CPU allocator of MLX 0.30 does not keep freed memory, and reports a limit of 0.
     let old = mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
     let effective = if device.kind() == mlx_rs_core::DeviceKind::Gpu || !old {
         1 << 30

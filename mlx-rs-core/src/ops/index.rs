@@ -36,7 +36,7 @@ fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
         }
     };
     // All values are within `[-n - 1, n]`, and an i32 can represent them.
-    (start as i32, stop.max(i64::from(i32::MIN)) as i32)
+    (start as i32, stop as i32)
 }
 
 impl Array {

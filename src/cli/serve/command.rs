@@ -63,6 +63,10 @@ pub struct Args {
     /// and its longest possible reply, and waits until it fits
     #[arg(long, value_name = "SIZE", value_parser = size)]
     kv_budget: Option<u64>,
+    /// Memory for the KV caches of finished requests, which later requests with the same beginning
+    /// reuse, such as 8GiB; 0 keeps none [default: 2GiB, or one request]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    prompt_cache_bytes: Option<u64>,
     /// Also serve the models below this directory; each is loaded when a request first names it;
     /// may be repeated
     #[arg(long, value_name = "DIR")]
@@ -323,6 +327,7 @@ impl Args {
         let mut options = LoadOptions::new()
             .with_backend(backend)
             .with_parallel_slots(self.parallel)
+            .with_prompt_cache_bytes(self.prompt_cache_bytes)
             .with_dtype(self.dtype)
             .with_precision(self.precision);
         options.adapter_path.clone_from(&self.adapter_path);

@@ -123,8 +123,7 @@ impl TrainConfig {
 
 /// Returns a parser's message, with a suggestion if a name is unknown.
 fn helped(message: &str) -> String {
-    // A parser's message may have several lines, such as an excerpt of the file. They are joined
-    // into one line.
+    // A parser's message may have several lines, which are joined into one.
     let message = message.trim().replace('\n', " ");
     let hint = |name: &str| match name {
         "hf_dataset" => {
