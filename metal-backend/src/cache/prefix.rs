@@ -86,13 +86,9 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Limits the store to `slots` finished requests and 2 GiB. A single entry may exceed 2 GiB.
-    pub fn new(slots: usize) -> Self {
-        Self::with_limit(slots, None)
-    }
-
-    /// As [`Self::new`], with a memory limit in bytes that no entry may exceed. 0 stores nothing.
-    pub fn with_limit(slots: usize, bytes: Option<u64>) -> Self {
+    /// Limits the store to `slots` finished requests and `bytes` bytes; with 0 bytes, it stores
+    /// nothing. Without `bytes`, the limit is 2 GiB, and a single entry may exceed it.
+    pub fn new(slots: usize, bytes: Option<u64>) -> Self {
         let limit = bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         Self {
             store: Mutex::default(),
@@ -293,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_salt_finds_its_own_caches_alone() {
-        let prefixes = Prefixes::new(4);
+        let prefixes = Prefixes::new(4, None);
         let of = |salt| (0, salt);
         prefixes.put_salted(of(Some("a")), vec![1, 2, 3], filled(3));
         for salt in [None, Some("b"), Some("")] {
@@ -322,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_longest_beginning_is_used_and_one_token_is_left() {
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.put(0, vec![1, 9], filled(2));
         assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
@@ -340,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_copy_goes_on_by_itself() {
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         prefixes.put(0, vec![1, 2, 3], filled(3));
         let (mut caches, _) = prefixes.take(0, &[1, 9], &filled(0)).unwrap();
         let part = zeros(&[1, 1, 4, 2], mlx_rs_core::Dtype::Float32).unwrap();
@@ -352,11 +348,11 @@ mod tests {
 
     #[test]
     fn with_one_slot_all_is_taken_out_and_small_parts_are_not_copied() {
-        let prefixes = Prefixes::new(1);
+        let prefixes = Prefixes::new(1, None);
         prefixes.put(0, vec![1, 2, 3], filled(3));
         assert!(prefixes.take(0, &[1, 9], &filled(0)).is_some());
         assert!(prefixes.take(0, &[1, 9], &filled(0)).is_none());
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         let long: Vec<u32> = (1..=200).collect();
         prefixes.put(0, long, filled(200));
         let like = filled(0).for_sequence(5);
@@ -366,7 +362,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded_and_the_least_recently_used_goes() {
-        let mut prefixes = Prefixes::new(8);
+        let mut prefixes = Prefixes::new(8, None);
         let each = filled(4)[0].nbytes();
         assert!(each > 0);
         prefixes.bytes = 2 * each;
@@ -390,7 +386,7 @@ mod tests {
     #[test]
     fn no_entry_exceeds_a_given_limit() {
         let bytes = |n: i32| filled(n).iter().map(|c| c.nbytes()).sum::<usize>() as u64;
-        let prefixes = Prefixes::with_limit(8, Some(2 * bytes(300)));
+        let prefixes = Prefixes::new(8, Some(2 * bytes(300)));
         for first in 1..4 {
             prefixes.put(0, vec![first; 300], filled(300));
         }
@@ -401,11 +397,11 @@ mod tests {
         };
         assert!(!has(1), "the oldest entry must be dropped");
         assert!(has(2) && has(3));
-        let least = Prefixes::with_limit(8, Some(bytes(300) - 1));
+        let least = Prefixes::new(8, Some(bytes(300) - 1));
         least.put(0, vec![1; 300], filled(300));
         let next = [vec![1; 300], vec![9]].concat();
         assert!(least.take(0, &next, &like).is_none());
-        let none = Prefixes::with_limit(8, Some(0));
+        let none = Prefixes::new(8, Some(0));
         assert_eq!(none.checkpoint_bytes(), None);
         none.put(0, vec![1; 300], filled(300));
         assert!(none.take(0, &next, &like).is_none());
@@ -413,7 +409,7 @@ mod tests {
 
     #[test]
     fn the_oldest_makes_room_and_beginnings_are_replaced() {
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         prefixes.put(0, vec![1], filled(1));
         prefixes.put(0, vec![1, 2], filled(2));
         prefixes.put(0, vec![3], filled(1));
@@ -435,7 +431,7 @@ mod tests {
 
     #[test]
     fn an_epoch_takes_nothing_from_another() {
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.renew();
         assert_eq!(prefixes.epoch(), 1);
@@ -450,7 +446,7 @@ mod tests {
 
     #[test]
     fn keys_of_another_stretch_are_not_reused() {
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         let like = |n| filled(0).for_sequence(n);
         prefixes.put(0, vec![1, 2, 3, 4], filled(4).for_sequence(4));
         assert!(prefixes.take(0, &[1, 2, 3, 4, 5], &like(5)).is_none());
@@ -474,7 +470,7 @@ mod tests {
             caches.switches.clear();
             caches.with_switches([Switch::Gradual(4)])
         };
-        let prefixes = Prefixes::new(2);
+        let prefixes = Prefixes::new(2, None);
         prefixes.put(0, vec![1, 2, 3], gradual(3, 3));
         assert!(prefixes.take(0, &[1, 2, 3, 4, 5], &gradual(0, 5)).is_none());
         let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &gradual(0, 4)).unwrap();
@@ -490,7 +486,7 @@ mod tests {
 
     #[test]
     fn a_recurrent_state_is_reused_as_a_whole_and_stays() {
-        let prefixes = Prefixes::new(3);
+        let prefixes = Prefixes::new(3, None);
         let like = recurrent(0);
         prefixes.put(0, vec![1, 2, 3], recurrent(3));
         // An entry must not match if only a part is shared, or if no token would remain to be
@@ -513,7 +509,7 @@ mod tests {
 
     #[test]
     fn what_a_circle_has_lost_is_not_reused() {
-        let prefixes = Prefixes::new(1);
+        let prefixes = Prefixes::new(1, None);
         let ring = || Caches::from(Box::new(RotatingCache::new(4, 0)) as Box<dyn KvCache>);
         let mut caches = ring();
         let part = zeros(&[1, 1, 6, 2], mlx_rs_core::Dtype::Float32).unwrap();
