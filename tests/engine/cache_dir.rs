@@ -139,6 +139,17 @@ fn a_conversation_goes_on_after_a_restart() {
 }
 
 #[test]
+fn the_directory_needs_no_prompts_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(dir.path()).with_prompt_cache_bytes(0);
+    let first = ids(1, 40);
+    let one = once("llama", &options, &first);
+    assert_eq!((one.cached, entries(dir.path()).len()), (0, 1));
+    let two = once("llama", &options, &next(&first, &one));
+    assert_eq!(two.cached, first.len() + one.tokens.len() - 1);
+}
+
+#[test]
 fn a_longer_entry_replaces_those_that_it_can_be_cut_to() {
     // Neither a state nor a full window can be cut, so the shorter entries stay of use.
     for (name, kept) in [("llama", 1), ("qwen2-window", 2), ("mamba", 2)] {

@@ -89,6 +89,26 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
 }
 
 #[test]
+fn computed_prompts_stay_within_their_memory_limit() {
+    let cached = |bytes: Option<u64>| {
+        let options = LoadOptions::new().with_prompt_cache_bytes(bytes);
+        let model = tiny_with("llama", &options);
+        let run = || {
+            let stream = model.generate(&ids(3, 20), &greedy(4)).unwrap();
+            stream.collect_output().unwrap()
+        };
+        let (first, second) = (run(), run());
+        assert_eq!(first.tokens, second.tokens);
+        second.metrics.cached_tokens
+    };
+    assert_eq!(cached(None), 19);
+    assert_eq!(cached(Some(1 << 30)), 19);
+    // A single prompt needs more than a byte.
+    assert_eq!(cached(Some(1)), 0);
+    assert_eq!(cached(Some(0)), 0);
+}
+
+#[test]
 fn a_cancelled_request_leaves_nothing_behind() {
     let model = tiny("llama");
     let prompt = ids(3, 20);

@@ -348,12 +348,6 @@ impl LoadOptions {
         if self.cache_dir_bytes == 0 {
             return invalid(String::from("cache_dir_bytes is 0; it must be at least 1"));
         }
-        if self.prompt_cache_bytes == Some(0) {
-            return invalid(String::from(
-                "prompt_cache_bytes is 0, so that cache_dir would get no prompts; leave one of them \
-                 out",
-            ));
-        }
         if self.split != Split::None {
             return invalid(String::from(
                 "split and cache_dir do not go together: each process has a part of the keys; \
