@@ -206,7 +206,7 @@ impl Relay {
     }
 }
 
-/// Sends an order to the following rank.
+/// Sends a message to the following rank.
 fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
     let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the order is too long");
     let length = u32::try_from(order.len()).ok();
@@ -244,10 +244,10 @@ impl Links {
         say(&self.writers, Word::Bye);
     }
 
-    /// Sends an order to all following ranks.
+    /// Sends a message (an order) to the following rank, which forwards it to the ranks after it.
     ///
     /// # Errors
-    /// If the order is too long, and errors of the connection.
+    /// If the message is too long, or if the connection fails.
     pub fn order(&self, order: &[u8]) -> io::Result<()> {
         pass_on(&self.writers, order)
     }

@@ -110,7 +110,8 @@ pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> Str
     svg.replacen("</svg>", &note, 1)
 }
 
-/// Curves over named positions at equal distances.
+/// Returns an SVG chart of curves. `places` is the label of the horizontal axis, and `names` are
+/// the labels of its equally spaced positions.
 pub fn lines_at(
     title: &str,
     (places, names): (&str, &[String]),

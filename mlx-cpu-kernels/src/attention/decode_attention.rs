@@ -67,7 +67,8 @@ pub(crate) struct PartialSoftmax<'a> {
 }
 
 impl DecodeTask<'_> {
-    /// Positions `part` of keys or values, and the stride between positions in elements.
+    /// Returns the keys or values at the positions in `part`, and the stride from one position to
+    /// the next, in elements. `wide` is scratch memory for converted elements.
     fn rows<'s>(
         &self,
         rows: &'s KvRows<'s>,

@@ -41,7 +41,7 @@ impl Work for Elementwise {
         parallel_ranges(self.len.div_ceil(BLOCK), 16 * self.len, &|first, last| {
             for block in first..last {
                 let range = block * BLOCK..self.len.min((block + 1) * BLOCK);
-                // SAFETY: only this part writes these elements.
+                // SAFETY: blocks do not overlap, and only one thread processes each block.
                 let out = unsafe { out.slice_mut(range.start, range.len()) };
                 apply(isa, self.function, &x[range], out);
             }

@@ -88,7 +88,7 @@ pub(super) fn escaped(json: &Value) -> String {
     json.to_string().replace('&', "\\u0026")
 }
 
-/// A space and the text as a Lark literal; empty for an empty text.
+/// Returns a space and `text` as a Lark literal, or an empty string if `text` is empty.
 pub(super) fn literal(text: &str) -> String {
     match text {
         "" => String::new(),
