@@ -98,7 +98,7 @@ impl Scratch {
                 run(&|panels| {
                     for rows in panels {
                         let rows = rows.start * k..rows.end * k;
-                        // SAFETY: each panel belongs to only one part.
+                        // SAFETY: each panel belongs to only one part of the job.
                         let out = unsafe { out.slice_mut(rows.start, rows.len()) };
                         normalize(isa, &x[rows], weight, eps, out);
                     }
@@ -201,7 +201,7 @@ impl PreparedForm {
         run(&|panels| {
             for rows in panels {
                 let (first, n) = (rows.start, rows.len());
-                // SAFETY: each panel belongs to only one part.
+                // SAFETY: each panel belongs to only one part of the job.
                 let to = unsafe {
                     InputPanelMut {
                         values: values.slice_mut(first * floats, n * floats),

@@ -187,7 +187,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: only one part writes each panel.
+                    // SAFETY: no two parts of the job write the same panel.
                     let (mut coarse, fine, refined) = unsafe {
                         let refined = &mut refined.slice_mut(i, 1)[0];
                         (coarse.panel(i, sizes), fine.panel(i, fine_sizes), refined)

@@ -138,7 +138,7 @@ fn block<'a>(
 ) -> OutputBlock<'a> {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
     let first = (row * memory.heads + part.head) * dk * dv + part.columns.start;
-    // SAFETY: these columns belong to only this part, and it creates one block of them at a time.
+    // SAFETY: no other part of the job uses these columns. This part creates one block at a time.
     unsafe { buffers.new_c.block(first, dv, (dk, part.columns.len())) }
 }
 
@@ -228,7 +228,7 @@ fn one(
         _ => advance(isa, &step, initial, value, &mut c, &mut scratch.out),
     }
     let at = (row * memory.length + position) * memory.heads * dv + first;
-    // SAFETY: these columns of this head belong to only this part.
+    // SAFETY: no other part of the job uses these columns of this head.
     let y = unsafe { buffers.y.slice_mut(at, width) };
     for (y, out) in y.iter_mut().zip(scratch.out.iter()) {
         *y = out * share;
@@ -364,7 +364,7 @@ fn several(
         columns(isa, memory.rule, (len, dk), scratch);
         for (t, at) in positions.clone().enumerate() {
             let place = (row * memory.length + at) * memory.heads * dv + first;
-            // SAFETY: these columns of this head belong to only this part.
+            // SAFETY: no other part of the job uses these columns of this head.
             let y = unsafe { buffers.y.slice_mut(place, width) };
             let partial = &scratch.partial[t * LANES..];
             for (y, partial) in y.iter_mut().zip(partial) {

@@ -182,7 +182,7 @@ impl DiagonalMemory {
             advance(isa, &step, &mut scratch.kept, &mut scratch.memory, y);
         }
         for channel in 0..key_dim {
-            // SAFETY: only this part writes these columns of this head.
+            // SAFETY: no other part of the job writes these columns of this head.
             let to = unsafe { after.slice_mut(start + channel * value_dim, count) };
             for (panel, to) in to.chunks_mut(LANES).enumerate() {
                 let at = (panel * key_dim + channel) * LANES;

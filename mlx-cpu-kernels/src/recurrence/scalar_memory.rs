@@ -91,7 +91,7 @@ impl Work for ScalarMemory {
                         y.copy_from_slice(&scratch.state[..dim]);
                     }
                     for (i, from) in scratch.state.chunks_exact(dim.max(1)).enumerate() {
-                        // SAFETY: only this part writes the state of this head.
+                        // SAFETY: no other part of the job writes the state of this head.
                         let to = unsafe { after.slice_mut((i * rows * heads + part) * dim, dim) };
                         to.copy_from_slice(from);
                     }

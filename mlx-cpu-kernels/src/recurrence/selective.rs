@@ -104,7 +104,7 @@ impl Work for SelectiveScan {
                         let y = unsafe { y.slice_mut(at, count) };
                         y.copy_from_slice(&sums[..count]);
                     }
-                    // SAFETY: only this part writes the states of these channels.
+                    // SAFETY: no other part of the job writes the states of these channels.
                     let new =
                         unsafe { after.slice_mut((row * channels + first) * state, count * state) };
                     for (lane, new) in new.chunks_exact_mut(state.max(1)).enumerate() {
