@@ -75,7 +75,7 @@ pub enum EmbedPrompt {
     None,
     /// The prompt of this name among [`EmbeddingInfo::prompts`], such as `query`.
     Named(String),
-    /// This prefix.
+    /// This text, as a prefix.
     Text(String),
 }
 

@@ -93,7 +93,8 @@ impl Duplicate {
 struct Registry {
     /// Sorted by name. Each name occurs once.
     entries: Vec<Entry>,
-    /// Sorted by name. No lookup returns them, so that neither of two backends hides the other.
+    /// Names that several backends claim, sorted by name. Lookups return none of these backends,
+    /// because one would hide the others.
     duplicates: Vec<Duplicate>,
 }
 

@@ -58,7 +58,7 @@ pub struct TopLogprob {
 }
 
 impl TokenLogprobs {
-    /// The log-probability of the chosen token, and the most probable tokens.
+    /// Creates a result from the log-probability of the chosen token and the most probable tokens.
     #[must_use]
     pub fn new(logprob: f32, top: Vec<TopLogprob>) -> Self {
         Self { logprob, top }

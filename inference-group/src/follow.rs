@@ -1,5 +1,5 @@
-//! The ranks of a served group other than rank 0. They run no server, and execute the orders of
-//! rank 0.
+//! Ranks of a served group other than rank 0. These ranks have no server. They make the calls that
+//! rank 0 sends as [`Order`]s.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ struct Following {
     seen: Seen,
 }
 
-/// Executes the orders of rank 0 until rank 0 ends. `next` waits for the next order, and returns
-/// `None` after the last one.
+/// Makes the calls that rank 0 orders, until rank 0 ends. `next` waits for the next order, and
+/// returns `None` after the last one.
 ///
 /// # Errors
 /// If rank 0 ends without notice, or if this process computes something else than rank 0.

@@ -20,11 +20,12 @@ const BEAT: Duration = Duration::from_secs(2);
 const OWN_ERROR: Duration = Duration::from_millis(500);
 /// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
-/// Maximum size of an order in bytes. A prompt of a million tokens is smaller.
+/// Maximum size of an order (a message of rank 0) in bytes. A prompt of a million tokens is
+/// smaller.
 const MAX_ORDER: usize = 64 << 20;
 
-/// Maximum number of waiting orders. All ranks compute each step together, so few orders wait. The
-/// limit bounds the memory of a process that does not execute its orders.
+/// Maximum number of orders that wait to be executed. All ranks compute each step together, so few
+/// orders wait. The limit bounds the memory of a process that does not execute its orders.
 const MAX_WAITING: usize = 4096;
 /// Maximum size of all waiting orders in bytes.
 const MAX_WAITING_BYTES: usize = 256 << 20;

@@ -46,8 +46,9 @@ impl Array {
     }
 }
 
-/// `formula(x)`: fused into one kernel on GPUs, and as separate operations on CPUs. On a CPU, MLX
-/// fuses only with a C++ compiler, and replaying a graph without fusing is not faster.
+/// Returns `formula(x)`. GPUs compute it with one fused kernel, CPUs with separate operations. On a
+/// CPU, MLX needs a C++ compiler to fuse operations, and a compiled graph without fusion is not
+/// faster.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,

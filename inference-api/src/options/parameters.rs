@@ -1,4 +1,4 @@
-//! All parameters, and values for some of them.
+//! The list of all parameters, and sets of values for some parameters.
 
 use std::collections::BTreeMap;
 

@@ -104,8 +104,8 @@ impl AttentionMask {
 
 /// Attention of packed queries over KV caches. The inputs are float32: packed rows `[rows, width]`,
 /// the weight of the query norm `[d]`, and the sinks `[heads]`. Then keys and values `[1, Hkv, n,
-/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences. Packed ones
-/// have the words of a head in place of `d`.
+/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences. If they are
+/// packed, the last axis has the words of a head instead of `d` elements.
 pub struct Attention {
     /// The number of query heads.
     pub heads: usize,

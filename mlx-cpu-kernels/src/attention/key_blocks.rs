@@ -29,7 +29,7 @@ pub(crate) struct VisibleKeys {
     pub position: usize,
 }
 
-/// Some visible keys, which are added together.
+/// A block of visible keys, whose softmax and weighted sum of values are computed together.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyBlock {
     /// The keys, as ranges in memory. The second range may be empty.
@@ -46,7 +46,7 @@ impl KeyBlock {
 }
 
 impl VisibleKeys {
-    /// Keys that are consecutive in memory, without kept ones.
+    /// Creates visible keys that are consecutive in memory.
     pub(crate) fn run(keys: Range<usize>, position: usize) -> Self {
         Self {
             kept: 0,

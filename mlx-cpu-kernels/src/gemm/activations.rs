@@ -128,7 +128,8 @@ impl Scratch {
         }
     }
 
-    /// The rows of the last [`Self::fill`]. That call must have had no norm and the same forms.
+    /// Returns the rows that the last [`Self::fill`] prepared. That call must have had no norm, and
+    /// the same forms.
     pub(crate) fn filled<'a>(
         &'a self,
         isa: Isa,

@@ -141,8 +141,9 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// The instruction for this product. `None` if 8-bit integers do not support it. They support
-    /// many rows, whole units of columns, and matrices whose codes represent integers.
+    /// Returns the instruction for this product, or `None` if it cannot be computed in 8-bit
+    /// integers. This requires many rows, whole units of columns, and a matrix whose codes
+    /// represent integers.
     pub(crate) fn byte_dot(&self) -> Option<Dot> {
         let fits = self.product.rows >= MIN_GEMM_ROWS
             && self.product.k.is_multiple_of(UNIT)

@@ -271,7 +271,7 @@ impl Task<'_> {
             let mut first = rows.start;
             for tile in 0..tiles {
                 let last = rows.start + (tile + 1) * rows.len() / tiles;
-                // The panel after this one begins at its end, unless it belongs to another matrix.
+                // The next panel begins where this panel ends, unless it belongs to another matrix.
                 let distance = size + tile * step * self.product.k;
                 let panels = panels.map(|panel| (panel, (distance, step)));
                 match self.product.gate {

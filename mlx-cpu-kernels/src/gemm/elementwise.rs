@@ -1,4 +1,5 @@
-//! Functions of single elements. MLX computes them on one core, and exponentials without vectors.
+//! Element-wise functions. MLX computes them on one core, and exponentials without vector
+//! instructions.
 
 use crate::isa::{Isa, compiled_for_each_isa};
 use crate::partition::{SharedOutput, parallel_ranges};

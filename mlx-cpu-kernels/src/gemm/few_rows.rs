@@ -92,9 +92,9 @@ impl Product {
         }
     }
 
-    /// The minimum number of rows for which this kernel is not used. It unpacks codes to registers,
-    /// once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows. That is
-    /// faster with 64 or more rows, and gives the same bits.
+    /// Returns the number of rows from which on another kernel is used. It unpacks codes to
+    /// registers, once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all
+    /// rows. That is faster with 64 or more rows, and gives the same bits.
     pub(crate) fn few_below(&self) -> usize {
         if self.float_inputs {
             return 0;

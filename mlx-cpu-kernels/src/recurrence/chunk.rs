@@ -277,8 +277,8 @@ fn load(
             data: scratch.packed.as_ptr(),
             stride: LANES,
         };
-        // Products are computed only for the positions from these keys on. Earlier positions do not
-        // see the keys.
+        // Computes products only for the positions from the first of these keys on, because earlier
+        // positions do not attend to these keys.
         let product = |left: &[f32], out: &mut [f32]| {
             let out = &mut out[first * stride + first..];
             let left = &left[first * wide..];

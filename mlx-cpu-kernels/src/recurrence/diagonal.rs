@@ -157,7 +157,7 @@ impl DiagonalMemory {
         scratch.memory.resize(panels * key_dim * LANES);
         scratch.kept.resize(key_dim);
         let start = (row * heads + head) * key_dim * value_dim + first;
-        // The lanes of the last panel that have no column stay zero.
+        // In the last panel, the lanes after the last column stay zero.
         scratch.memory.fill(0.0);
         for channel in 0..key_dim {
             let from = &before[start + channel * value_dim..][..count];
