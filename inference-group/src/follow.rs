@@ -29,8 +29,8 @@ pub fn follow(
         let order: Order = serde_json::from_slice(&bytes).map_err(|e| {
             Error::Group(format!("rank {rank}: rank 0 says what has no meaning: {e}"))
         })?;
-        // An error here also occurred in rank 0, which reports it to its client. If it did not, the
-        // next step detects the difference.
+        // Rank 0 gets the same error and reports it to its client. If it gets no error, the next
+        // step detects the difference.
         match order {
             Order::Begin { model, session } => {
                 let begun = model_of(rank, models, model)?.batch_session()?;

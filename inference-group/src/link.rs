@@ -72,7 +72,7 @@ impl Word {
     /// Receives the next message.
     ///
     /// # Errors
-    /// Errors of the connection, and an error for bytes that are not a valid message.
+    /// If the connection fails, or if the bytes are not a valid message.
     pub fn hear(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; 5];
         from.read_exact(&mut bytes)?;

@@ -140,7 +140,8 @@ fn a_conversation_goes_on_after_a_restart() {
 
 #[test]
 fn a_longer_entry_replaces_those_that_it_can_be_cut_to() {
-    // Neither a state nor a full window can be cut, so the shorter entries stay of use.
+    // A recurrent state and a full window cannot be truncated, so the shorter entries remain useful
+    // and are kept.
     for (name, kept) in [("llama", 1), ("qwen2-window", 2), ("mamba", 2)] {
         let dir = tempfile::tempdir().unwrap();
         let first = ids(1, 30);
@@ -299,7 +300,7 @@ fn the_directory_is_bounded_and_the_least_recently_used_goes() {
         .0;
     used(&first, 20);
     used(&second, 10);
-    // A use is seen by later processes.
+    // Later processes must see that an entry was used.
     assert_eq!(once("llama", &bounded, &next(&prompts[0], &one)).cached, 41);
     assert!(!first.exists(), "replaced by the longer one");
     once("llama", &bounded, &prompts[2]);
@@ -340,7 +341,7 @@ fn two_processes_share_a_directory() {
     let prompt = ids(10, 31);
     assert_eq!(reply(two.as_ref(), &prompt).tokens.len(), 12);
     two.close().unwrap();
-    // Only hidden files of writers may be there, and none is left.
+    // The directory must contain only entries. No hidden temporary file of a writer remains.
     let all: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(all.len(), entries(dir.path()).len());
 }
@@ -359,7 +360,7 @@ fn a_process_sees_what_another_writes() {
         expected = prompt.len() + reply.tokens.len() - 1;
         prompt = next(&prompt, &reply);
         let until = Instant::now() + Duration::from_secs(60);
-        // One longer file takes the place of the other.
+        // Waits until one longer file has replaced the shorter file.
         while entries(dir.path()) == before || entries(dir.path()).len() != 1 {
             assert!(Instant::now() < until, "nothing is written");
             std::thread::sleep(Duration::from_millis(5));

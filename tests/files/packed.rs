@@ -22,7 +22,8 @@ fn add_one(word: u32) -> u32 {
     (0..8).fold(0, |sum, i| sum | (((word >> (4 * i)) + 1) & 15) << (4 * i))
 }
 
-/// The second version of GPTQ stores zero points as they are, the first one less.
+/// The second version of GPTQ's format stores zero points unchanged. The first version stores each
+/// zero point minus 1.
 #[test]
 fn the_second_version_of_gptq_has_other_zero_points() {
     same_after("llama-gptq", |c| {

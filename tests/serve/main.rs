@@ -377,7 +377,7 @@ fn a_restarted_server_continues_a_conversation() {
         server.json("/v1/completions", &body)
     };
     let first: Vec<u32> = (0..40).map(|i| (i * 37) % 260 + 16).collect();
-    // It goes on otherwise than the first reply.
+    // The second prompt continues the first prompt, but differs from the first reply.
     let second = [&first[..], &[20, 30, 40]].concat();
     let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
 

@@ -1,5 +1,5 @@
-//! What an operator meets: kills, signals, full disks, removed files, and too little memory. The
-//! table in docs/serve.md says what clients see; each row has a test here.
+//! Tests of faults in operation: kills, signals, full disks, removed files, and too little memory.
+//! The table in docs/serve.md says what clients see; each row has a test here.
 
 use std::fs::File;
 use std::io::Read;
@@ -33,7 +33,7 @@ impl Logged {
 }
 
 impl Drop for Logged {
-    /// A test that fails prints what the server wrote, and how it ended if it did.
+    /// If the test fails, prints the server's output and, if the server has ended, its exit status.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let ended = self.server.child.try_wait();
@@ -490,7 +490,7 @@ fn a_request_that_the_machine_has_no_memory_for_fails_alone() {
         others.join().unwrap();
     });
     assert_eq!(small(), expected);
-    // The reply that ran all the time goes on.
+    // The long reply, which started before the fault, continues.
     long.0.as_reader().read_exact(&mut [0; 16]).unwrap();
     drop(long);
 

@@ -79,14 +79,14 @@ pub struct Defaults {
     pub windows: Windows,
 }
 
-/// Which layers slide when the file does not list them.
+/// Which layers have a sliding window if the file does not list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
     /// All layers, if the file has a window.
     All,
     /// With `use_sliding_window`, the layers from `max_window_layers` on; otherwise none.
     FromLayer,
-    /// All except every n-th layer.
+    /// All layers except every n-th.
     AllBut {
         /// The n, which the field `sliding_window_pattern` overrides.
         every: usize,
