@@ -343,8 +343,8 @@ fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
     Error::new(ErrorKind::UnknownBackend, message)
 }
 
-/// Asks whether the most similar of `names` is meant: "; did you mean `NAME`?". Empty if none is
-/// similar.
+/// Returns the question "; did you mean `NAME`?" with the most similar of `names`. The text is
+/// empty if no name is similar.
 pub(crate) fn question<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
     names
         .map(|known| (distance(known, name), known))

@@ -42,7 +42,7 @@ pub struct TokenLogprobs {
     pub top: Vec<TopLogprob>,
 }
 
-/// One of the most probable tokens.
+/// One of the most probable tokens, with its log-probability.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
@@ -66,7 +66,7 @@ impl TokenLogprobs {
 }
 
 impl TopLogprob {
-    /// One of the most probable tokens.
+    /// One of the most probable tokens, with its log-probability.
     pub fn new(id: u32, text: impl Into<String>, logprob: f32) -> Self {
         Self {
             id,

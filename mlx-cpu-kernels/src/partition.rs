@@ -111,7 +111,7 @@ pub(crate) struct OutputBlock<'a, T = f32> {
 }
 
 impl<'a, T> OutputBlock<'a, T> {
-    /// Whole rows, stored consecutively.
+    /// Creates a block of whole rows, which are stored consecutively.
     pub(crate) fn contiguous(data: &'a mut [T], rows: usize) -> Self {
         let width = data.len() / rows.max(1);
         Self {

@@ -112,7 +112,8 @@ fn by_tanh(x: &Array) -> Result<Array> {
 mod tests {
     use super::*;
 
-    /// On the CPU, the GPU's graph is replayed without fusing.
+    /// Compares the compiled graph of the GPU with the formula. On the CPU, the graph runs without
+    /// fused kernels.
     #[test]
     fn the_compiled_graph_computes_the_formula_at_every_shape_and_type() {
         for (fused, formula) in [(&EXACT, exact as fn(&Array) -> _), (&TANH, by_tanh)] {

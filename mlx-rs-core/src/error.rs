@@ -174,7 +174,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// For [`ErrorKind::Callback`] the error that the function returned.
+    /// For [`ErrorKind::Callback`], the error that the function returned. Otherwise `None`.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.inner.source.as_deref().map(|e| e as _)
     }

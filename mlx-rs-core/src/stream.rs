@@ -107,7 +107,7 @@ impl Stream {
         })
     }
 
-    /// Another handle to the same stream.
+    /// Returns another handle to the same stream.
     fn copy(&self) -> Result<Self> {
         let _guard = call::enter("stream")?;
         let ctx = call::handle("stream", || {

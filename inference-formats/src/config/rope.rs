@@ -81,7 +81,7 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// No scaling, and the whole head rotates.
+    /// Creates a rotation of the whole head, without scaling.
     pub fn plain(theta: f32) -> Self {
         Self {
             theta,

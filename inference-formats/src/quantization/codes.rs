@@ -118,7 +118,8 @@ fn signs_of_seven(bits: u32) -> u8 {
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
-/// Eight codes of an entry of IQ2. A set bit of `signs` is a minus.
+/// Returns the eight codes that a table entry of IQ2 represents. A set bit of `signs` means a
+/// negative value.
 fn iq2_codes(entry: u16, signs: u8) -> [u8; 8] {
     std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | (signs >> i & 1) << 3)
 }

@@ -17,7 +17,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// Describes the format for the user.
+    /// Returns a description of the format for the user.
     pub(super) fn told(self) -> String {
         let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
         format!("{mode}, {bits} bits in groups of {group}")

@@ -84,8 +84,8 @@ impl AttentionMask {
         }
     }
 
-    /// All keys. The keys after the kept ones are in a ring buffer. The query is the last of its
-    /// sequence.
+    /// Returns all keys of a cache whose last `window` slots are a ring buffer. The query must be
+    /// the last of its sequence.
     fn ring(&self, position: usize) -> VisibleKeys {
         let window = self.window.map_or(0, dim);
         if window == 0 || window > self.len || position + 1 < self.len {

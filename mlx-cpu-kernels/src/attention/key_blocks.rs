@@ -70,7 +70,7 @@ impl VisibleKeys {
         (self.kept.div_ceil(BLOCK_KEYS) + others).max(1)
     }
 
-    /// Block `number`, below [`Self::blocks`].
+    /// Returns block `number`, which must be less than [`Self::blocks`].
     pub(crate) fn block(&self, number: usize) -> KeyBlock {
         let of_kept = self.kept.div_ceil(BLOCK_KEYS);
         if number < of_kept {
@@ -135,8 +135,8 @@ impl Running {
     }
 }
 
-/// The bias by the distance between a query's and a key's position. It is subtracted from the
-/// score.
+/// Returns the value that is subtracted from a score because of the distance between the query's
+/// and the key's position.
 #[inline(always)]
 pub(crate) fn distance_bias(slope: f32, query: f32, key: usize) -> f32 {
     slope * (query - key as f32).abs()

@@ -301,7 +301,7 @@ mod tests {
         ]
     }
 
-    /// The definition in float64: outputs, then the final memory.
+    /// Computes the definition in float64. Returns the outputs, then the final memory.
     fn defined(of: DiagonalMemory, all: &[Vec<f32>; 7]) -> Vec<f64> {
         let DiagonalMemory {
             rows,

@@ -178,7 +178,7 @@ mod tests {
         ]
     }
 
-    /// The definition in float64: outputs, then the final state.
+    /// Computes the definition in float64. Returns the outputs, then the final state.
     fn defined(of: ScalarMemory, all: &[Vec<f32>; 6]) -> Vec<f64> {
         let ScalarMemory {
             rows,
