@@ -119,7 +119,7 @@ fn a_conversation_goes_on_after_a_restart() {
 
         let second = next(&first, &one);
         let two = once(name, &options(dir.path()), &second);
-        // The last token of the reply was never an input.
+        // The last token of a reply is never fed to the model, so it is not cached.
         assert_eq!(two.cached, first.len() + one.tokens.len() - 1, "{name}");
         let fresh = load_plain(&fixture("tiny").join(name));
         let uncached = greedy(12).with_cache_prompt(false);
@@ -182,7 +182,7 @@ fn salts_and_adapters_and_models_are_separate() {
             0,
         ),
         ("same", options(dir.path()), Some("a"), 41),
-        // Now each has its own.
+        // Now each of these cases finds the file that it wrote above.
         ("adapter again", adapted, Some("a"), 48),
         ("other salt again", options(dir.path()), Some("b"), 48),
     ] {
@@ -192,7 +192,7 @@ fn salts_and_adapters_and_models_are_separate() {
         assert_eq!(reply.cached, expected, "{which}");
         model.close().unwrap();
     }
-    // No file has the salt itself.
+    // No file contains the salt in plain text.
     for (path, _) in entries(dir.path()) {
         let text = fs::read(&path).unwrap();
         assert!(!text.windows(9).any(|part| part == b"\"salt\":\"a"));
@@ -245,7 +245,7 @@ fn damaged_and_foreign_files_are_skipped() {
         content
     };
     let is_there = || path.exists();
-    // Damaged ones are computed again and removed.
+    // Damaged files are removed, and their prompts are computed again.
     for content in [
         flipped(0),
         flipped(10),
@@ -261,7 +261,7 @@ fn damaged_and_foreign_files_are_skipped() {
         assert_eq!(reply.cached, 0, "{} bytes", content.len());
         assert!(!is_there(), "{} bytes", content.len());
     }
-    // A file of a later version stays.
+    // A file of a later version is not removed.
     rest(&intact);
     let mut later = intact.clone();
     let version = br#"\"version\":1"#;
@@ -273,7 +273,7 @@ fn damaged_and_foreign_files_are_skipped() {
     assert_eq!(once("llama", &options(dir.path()), &longer).cached, 0);
     assert_eq!(fs::read(&path).unwrap(), later);
     assert_eq!(fs::read(&notes).unwrap(), b"mine");
-    // The intact one is of use again.
+    // The intact file is used again.
     rest(&intact);
     let reply = once("llama", &options(dir.path()), &longer);
     assert_eq!(reply.cached, second.len() + 11);
@@ -368,7 +368,8 @@ fn a_process_sees_what_another_writes() {
     }
 }
 
-/// The draft model has computed nothing, while the model begins with a file.
+/// The model starts from a file, but the draft model has no computed tokens. The reply must not
+/// change.
 #[test]
 fn drafts_go_on_from_a_file() {
     let dir = tempfile::tempdir().unwrap();

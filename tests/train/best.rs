@@ -41,7 +41,7 @@ fn validations(dir: &Path) -> Vec<(u64, f64)> {
         .collect()
 }
 
-/// Two examples are soon learned by heart, so the loss of other examples rises again.
+/// The model soon memorizes the two training examples, and the loss on other examples rises again.
 #[test]
 fn the_best_adapter_is_kept_and_patience_ends_a_run() {
     let dirs = tempfile::tempdir().unwrap();
