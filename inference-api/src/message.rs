@@ -50,7 +50,7 @@ pub struct ToolCall {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
-    /// The name by which it is called.
+    /// The name with which the model calls the tool.
     pub name: String,
     /// The description for the model.
     pub description: Option<String>,

@@ -223,7 +223,7 @@ pub struct Output {
     pub text: String,
     /// The ids of its tokens.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
     /// The metrics.
     pub metrics: GenerateMetrics,
@@ -336,7 +336,7 @@ impl ClassifyResult {
 pub struct BatchResult {
     /// The tokens. If there is an error, the tokens before it.
     pub tokens: Vec<Token>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
     /// The error of this prompt. Other prompts are not affected.
     pub error: Option<Error>,

@@ -625,8 +625,8 @@ fn nothing_executable_is_copied() {
     );
 }
 
-/// Models that mlx-lm computes otherwise, or whose files it does not load because it requires other
-/// fields or tensors.
+/// Models that mlx-lm computes differently, or whose files it does not load because it requires
+/// other fields or tensors.
 const NOT_IN_MLX_LM: [&str; 15] = [
     "cohere2",
     "deepseek-v2-lite",

@@ -20,10 +20,10 @@ pub(crate) const BLOCK_KEYS: usize = 64;
 /// The keys that a query attends to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VisibleKeys {
-    /// The number of kept keys. They are the first ones in memory and in the sequence.
+    /// The number of kept keys, which are the first keys in memory and in the sequence.
     pub kept: usize,
-    /// The other keys, in the order of their positions. The second range is empty, unless the keys
-    /// are in a ring buffer.
+    /// The keys after the kept ones, in the order of their positions. The second range is empty,
+    /// unless these keys are in a ring buffer.
     pub ranges: [Range<usize>; 2],
     /// The position of the first key of `ranges`.
     pub position: usize,
