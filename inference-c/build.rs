@@ -1,5 +1,6 @@
-//! Lets the library find the MLX library that it was built against, on macOS. On Linux mlx-sys
-//! looks for it at run time.
+//! On macOS, adds the rpaths with which this library finds libmlx at run time: its own directory,
+//! `../lib`, and the directory of the libmlx it was built with. On Linux, mlx-sys finds libmlx at
+//! run time.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

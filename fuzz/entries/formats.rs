@@ -34,7 +34,8 @@ pub fn gguf(data: &[u8]) {
     let Ok(file) = Gguf::open(&path) else { return };
     let named = file.metadata().str("general.architecture");
     if let Ok(named) = named {
-        // If loading accepts the file, the summary must accept it, too, with the same name.
+        // If `Gguf::open` accepts the file, `GgufSummary::open` must accept it, too. Both must find
+        // the same architecture.
         let summary = summary.expect("the header was read before");
         assert_eq!(summary.architecture.as_deref(), named);
     }

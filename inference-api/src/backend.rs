@@ -122,7 +122,7 @@ capabilities! {
 }
 
 impl Capabilities {
-    /// No capabilities.
+    /// Creates an empty set of capabilities.
     #[must_use]
     pub const fn new() -> Self {
         Self {

@@ -59,7 +59,7 @@ pub struct BackendInfo {
     pub available: bool,
     /// Whether a program that names no backend gets this one.
     pub default: bool,
-    /// Why it is unavailable.
+    /// Why the backend is unavailable.
     pub reason: Option<String>,
     /// The device on which the backend computes.
     pub device: String,
@@ -400,11 +400,11 @@ pub struct Reply {
     pub text: String,
     /// The ids of its tokens.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
-    /// The token or string that stopped it.
+    /// The token or string that stopped the reply.
     pub stop: Option<StopCause>,
-    /// The log-probabilities of its tokens, if the option `logprobs` asks for them.
+    /// The log-probabilities of the reply's tokens, if the option `logprobs` is set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<TokenLogprobs>,
     /// The metrics, with the numbers of tokens of the prompt and of the reply.

@@ -75,7 +75,7 @@ pub enum EmbedPrompt {
     None,
     /// The prompt of this name among [`EmbeddingInfo::prompts`], such as `query`.
     Named(String),
-    /// This prefix.
+    /// This text, as a prefix.
     Text(String),
 }
 
@@ -256,7 +256,7 @@ pub struct RerankOptions {
 }
 
 impl RerankOptions {
-    /// The defaults: scores from 0 to 1, and an error for a pair that is too long.
+    /// Creates the defaults: scores from 0 to 1, and an error for a pair that is too long.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

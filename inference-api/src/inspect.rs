@@ -184,7 +184,8 @@ pub struct FeedForwardWeights {
     pub experts: Option<usize>,
 }
 
-/// The matrices of a layer's attention, row by row, with the values that the backend computes with.
+/// The matrices of a layer's attention, as flat lists of rows, or of columns for the output matrix.
+/// The values are those that the backend computes with.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -278,12 +279,13 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The attention weights of the prompt's last token in `layers`, or in all layers. They include
-    /// the score cap, sliding windows and sinks. `interrupt` can end the computation.
+    /// Returns the attention weights of the prompt's last token in `layers`, or in all layers.
+    /// Score caps, sliding windows and attention sinks affect the weights. A sink has no entry of
+    /// its own, so a head's weights may sum to less than 1. `interrupt` can end the computation.
     ///
     /// # Errors
-    /// As [`AttentionInspector::inspect_attention`]; [`crate::ErrorKind::InvalidOption`] for
-    /// an unknown layer.
+    /// The errors of [`AttentionInspector::inspect_attention`], and
+    /// [`crate::ErrorKind::InvalidOption`] for an unknown layer.
     fn attention_weights(
         &self,
         prompt: &Prompt,

@@ -50,7 +50,7 @@ pub struct ToolCall {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
-    /// The name by which it is called.
+    /// The name with which the model calls the tool.
     pub name: String,
     /// The description for the model.
     pub description: Option<String>,
@@ -128,7 +128,7 @@ impl Message {
         Self::new("assistant", content)
     }
 
-    /// The answer of a tool to the call `id`.
+    /// Creates a message with a tool's answer to the call `id`.
     pub fn tool(id: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             tool_call_id: Some(id.into()),
@@ -166,8 +166,8 @@ impl Message {
             && self.tool_call_id.is_none()
     }
 
-    /// The message as chat templates read it by Hugging Face's convention: arguments of tool calls
-    /// are objects, not strings.
+    /// Returns the message in the form that chat templates expect. By Hugging Face's convention,
+    /// arguments of tool calls are objects, not strings.
     #[must_use]
     pub fn to_template(&self) -> Value {
         self.json(|arguments| Value::Object(arguments.clone()))
@@ -235,7 +235,7 @@ impl Tool {
         self
     }
 
-    /// The tool as chat templates read it.
+    /// Returns the tool in the form that chat templates expect.
     #[must_use]
     pub fn to_template(&self) -> Value {
         let mut function = Map::new();

@@ -170,7 +170,7 @@ impl Default for GenerateOptions {
 }
 
 impl GenerateOptions {
-    /// The defaults: 256 tokens, greedy.
+    /// Creates options with the defaults: at most 256 tokens, greedy decoding.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -93,7 +93,8 @@ impl Duplicate {
 struct Registry {
     /// Sorted by name. Each name occurs once.
     entries: Vec<Entry>,
-    /// Sorted by name. No lookup returns them, so that neither of two backends hides the other.
+    /// Names that several backends claim, sorted by name. Lookups return none of these backends,
+    /// because one would hide the others.
     duplicates: Vec<Duplicate>,
 }
 
@@ -342,8 +343,8 @@ fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
     Error::new(ErrorKind::UnknownBackend, message)
 }
 
-/// Asks whether the most similar of `names` is meant: "; did you mean `NAME`?". Empty if none is
-/// similar.
+/// Returns the question "; did you mean `NAME`?" with the most similar of `names`. The text is
+/// empty if no name is similar.
 pub(crate) fn question<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
     names
         .map(|known| (distance(known, name), known))

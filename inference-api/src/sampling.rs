@@ -44,7 +44,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// Any JSON object.
+    /// Creates a grammar that accepts any JSON object.
     #[must_use]
     pub fn json_object() -> Self {
         Grammar::JsonSchema(serde_json::json!({"type": "object"}))

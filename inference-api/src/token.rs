@@ -42,7 +42,7 @@ pub struct TokenLogprobs {
     pub top: Vec<TopLogprob>,
 }
 
-/// One of the most probable tokens.
+/// One of the most probable tokens, with its log-probability.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
@@ -58,7 +58,7 @@ pub struct TopLogprob {
 }
 
 impl TokenLogprobs {
-    /// The log-probability of the chosen token, and the most probable tokens.
+    /// Creates a result from the log-probability of the chosen token and the most probable tokens.
     #[must_use]
     pub fn new(logprob: f32, top: Vec<TopLogprob>) -> Self {
         Self { logprob, top }
@@ -66,7 +66,7 @@ impl TokenLogprobs {
 }
 
 impl TopLogprob {
-    /// One of the most probable tokens.
+    /// One of the most probable tokens, with its log-probability.
     pub fn new(id: u32, text: impl Into<String>, logprob: f32) -> Self {
         Self {
             id,
@@ -223,7 +223,7 @@ pub struct Output {
     pub text: String,
     /// The ids of its tokens.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
     /// The metrics.
     pub metrics: GenerateMetrics,
@@ -336,7 +336,7 @@ impl ClassifyResult {
 pub struct BatchResult {
     /// The tokens. If there is an error, the tokens before it.
     pub tokens: Vec<Token>,
-    /// Why it ended.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
     /// The error of this prompt. Other prompts are not affected.
     pub error: Option<Error>,

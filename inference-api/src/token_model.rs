@@ -21,7 +21,7 @@ pub struct LogitsOutput {
 }
 
 impl LogitsOutput {
-    /// Logits of `shape` for the prompt `tokens`.
+    /// Creates logits of `shape` for the prompt `tokens`.
     #[must_use]
     pub fn new(tokens: Vec<u32>, shape: Vec<usize>, logits: Vec<f32>) -> Self {
         Self {

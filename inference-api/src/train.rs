@@ -41,7 +41,7 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// The defaults: rank 8, alpha 16, query and value projections of all blocks, float32.
+    /// Creates the defaults: rank 8, alpha 16, query and value projections of all blocks, float32.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -127,7 +127,7 @@ impl LoraConfig {
 
 /// An adapter applied to a model.
 pub trait Adapter: Send {
-    /// The names of its trainable parameters, sorted.
+    /// The names of the adapter's trainable parameters, sorted.
     fn parameter_names(&self) -> Vec<String>;
 
     /// The number of trainable values.
@@ -187,7 +187,7 @@ pub trait TrainableModel: TextModel {
     /// If an id is not in the vocabulary.
     fn decode(&self, ids: &[u32]) -> Result<String>;
 
-    /// Transformer blocks.
+    /// The number of transformer blocks.
     fn num_layers(&self) -> usize;
 }
 

@@ -73,15 +73,17 @@ impl Call {
         status
     }
 
-    /// Writes a result, unless the place is null.
+    /// Writes a result to `place`, unless the pointer is null.
     fn put<T>(&self, place: *mut T, value: T) {
         if !place.is_null() {
-            // SAFETY: `Call::new`: a place that is not null can be written, and is aligned.
+            // SAFETY: by the contract of `Call::new`, a pointer that is not null is aligned and can
+            // be written.
             unsafe { place.write(value) }
         }
     }
 
-    /// Writes `start` to a place for a result, and refuses a null pointer.
+    /// Writes the initial value `start` to `place`, where the result will be. Refuses a null
+    /// pointer.
     fn place<T>(&self, name: &str, place: *mut T, start: T) -> Result<()> {
         if place.is_null() {
             return Err(invalid(format!(
@@ -97,8 +99,9 @@ impl Call {
         if text.is_null() {
             return Ok(None);
         }
-        // SAFETY: `Call::new`: the text ends with a zero byte and does not change during the call,
-        // and the result does not outlive `self`, which lives during the call.
+        // SAFETY: by the contract of `Call::new`, the text ends with a zero byte and does not
+        // change during the call. The result does not outlive `self`, which does not outlive the
+        // call.
         let text = unsafe { CStr::from_ptr(text) };
         let text = text
             .to_str()

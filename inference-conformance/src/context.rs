@@ -106,7 +106,7 @@ impl Context {
         Prompt::from(&self.prompts[0])
     }
 
-    /// All prompts.
+    /// All prompts of the suite.
     pub(crate) fn all_prompts(&self) -> Vec<Prompt> {
         self.prompts.iter().map(Prompt::from).collect()
     }

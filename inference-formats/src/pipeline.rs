@@ -120,7 +120,7 @@ pub struct PlannedStage {
     pub layers: Range<usize>,
     /// Bytes of weights in its memory.
     pub bytes: u64,
-    /// The tensors that it reads, sorted by name.
+    /// The tensors that the process reads, sorted by name.
     pub tensors: Vec<String>,
 }
 

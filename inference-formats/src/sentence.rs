@@ -85,7 +85,7 @@ pub struct DenseModule {
 /// The activation of a layer on the pooled vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseActivation {
-    /// None.
+    /// No activation.
     Identity,
     /// The hyperbolic tangent.
     Tanh,

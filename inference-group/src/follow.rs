@@ -1,5 +1,5 @@
-//! The ranks of a served group other than rank 0. They run no server, and execute the orders of
-//! rank 0.
+//! Ranks of a served group other than rank 0. These ranks have no server. They make the calls that
+//! rank 0 sends as [`Order`]s.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ struct Following {
     seen: Seen,
 }
 
-/// Executes the orders of rank 0 until rank 0 ends. `next` waits for the next order, and returns
-/// `None` after the last one.
+/// Makes the calls that rank 0 orders, until rank 0 ends. `next` waits for the next order, and
+/// returns `None` after the last one.
 ///
 /// # Errors
 /// If rank 0 ends without notice, or if this process computes something else than rank 0.
@@ -29,8 +29,8 @@ pub fn follow(
         let order: Order = serde_json::from_slice(&bytes).map_err(|e| {
             Error::Group(format!("rank {rank}: rank 0 says what has no meaning: {e}"))
         })?;
-        // An error here also occurred in rank 0, which reports it to its client. If it did not, the
-        // next step detects the difference.
+        // Rank 0 gets the same error and reports it to its client. If it gets no error, the next
+        // step detects the difference.
         match order {
             Order::Begin { model, session } => {
                 let begun = model_of(rank, models, model)?.batch_session()?;

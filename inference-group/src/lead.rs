@@ -1,6 +1,7 @@
-//! The models of rank 0 in a served group. Before each computing call, rank 0 orders the other
-//! ranks to make the same call. External reasons can end a request, such as a deadline or a
-//! disconnected client. Only rank 0 checks these, and orders the other ranks to end the request.
+//! The models of rank 0 in a served group. Before each computing call, rank 0 sends an [`Order`]:
+//! the other ranks must make the same call. A request can also end for an external reason, such as
+//! a deadline or a disconnected client. Only rank 0 checks such reasons. It orders the other ranks
+//! to end the request.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,18 +16,18 @@ use parking_lot::Mutex;
 
 use crate::order::{Order, Seen};
 
-/// Sends an order to all other ranks.
+/// Sends an encoded [`Order`] to all other ranks.
 type Say = dyn Fn(&[u8]) -> Result<()> + Send;
 
-/// Sends the orders of rank 0. It is locked during each call, so that all ranks make their calls in
-/// one order.
+/// Sends the orders of rank 0. A lock protects the leader during each call, so all ranks make their
+/// calls in the same sequence.
 pub struct Leader {
     say: Box<Say>,
     sessions: u64,
 }
 
 impl Leader {
-    /// A leader that sends orders with `say`.
+    /// Creates a leader that sends encoded orders with `say`.
     pub fn new(say: impl Fn(&[u8]) -> Result<()> + Send + 'static) -> Arc<Mutex<Self>> {
         Arc::new(Mutex::new(Self {
             say: Box::new(say),

@@ -248,7 +248,7 @@ fn split_of(text: &str) -> Result<Split> {
     }
 }
 
-/// Sends an order of rank 0 to all other ranks.
+/// Sends a message of rank 0 (an encoded order) to all other ranks.
 ///
 /// # Errors
 /// If the other ranks cannot be reached, or if the group has no connections for orders.

@@ -20,11 +20,12 @@ const BEAT: Duration = Duration::from_secs(2);
 const OWN_ERROR: Duration = Duration::from_millis(500);
 /// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
-/// Maximum size of an order in bytes. A prompt of a million tokens is smaller.
+/// Maximum size of an order (a message of rank 0) in bytes. A prompt of a million tokens is
+/// smaller.
 const MAX_ORDER: usize = 64 << 20;
 
-/// Maximum number of waiting orders. All ranks compute each step together, so few orders wait. The
-/// limit bounds the memory of a process that does not execute its orders.
+/// Maximum number of orders that wait to be executed. All ranks compute each step together, so few
+/// orders wait. The limit bounds the memory of a process that does not execute its orders.
 const MAX_WAITING: usize = 4096;
 /// Maximum size of all waiting orders in bytes.
 const MAX_WAITING_BYTES: usize = 256 << 20;
@@ -71,7 +72,7 @@ impl Word {
     /// Receives the next message.
     ///
     /// # Errors
-    /// Errors of the connection, and an error for bytes that are not a valid message.
+    /// If the connection fails, or if the bytes are not a valid message.
     pub fn hear(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; 5];
         from.read_exact(&mut bytes)?;
@@ -206,7 +207,7 @@ impl Relay {
     }
 }
 
-/// Sends an order to the following rank.
+/// Sends a message to the following rank.
 fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
     let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the order is too long");
     let length = u32::try_from(order.len()).ok();
@@ -244,10 +245,10 @@ impl Links {
         say(&self.writers, Word::Bye);
     }
 
-    /// Sends an order to all following ranks.
+    /// Sends a message (an order) to the following rank, which forwards it to the ranks after it.
     ///
     /// # Errors
-    /// If the order is too long, and errors of the connection.
+    /// If the message is too long, or if the connection fails.
     pub fn order(&self, order: &[u8]) -> io::Result<()> {
         pass_on(&self.writers, order)
     }

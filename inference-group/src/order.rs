@@ -1,11 +1,11 @@
-//! Orders of rank 0 in a served group. They make all ranks execute the same calls in the same
-//! order. `lead.rs` sends orders, and `follow.rs` executes them.
+//! Orders of rank 0 in a served group: messages that make all ranks execute the same calls in the
+//! same sequence. `lead.rs` sends orders, and `follow.rs` executes them.
 
 use inference::{BatchEvent, EmbedOptions, GenerateOptions, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// A call that all processes make. A model's number is its position on the command line. Session
-/// numbers are ascending.
+/// A call that all processes make. A model's number is its position on the command line. Sessions
+/// are numbered in ascending sequence.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
     /// Starts session `session` of a model.

@@ -11,7 +11,7 @@ pub struct Correctness {
     pub contains: bool,
 }
 
-/// Lower case, without white space and without punctuation at the ends.
+/// Returns the text in lower case, without white space and punctuation at its ends.
 fn normalized(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_whitespace())

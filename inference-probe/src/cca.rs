@@ -59,8 +59,7 @@ impl Components {
             row -= &mean;
         }
         // For wide rows, the matrix of dot products would be smaller, but its condition number is
-        // the square. The SVD of the transposed matrix has no advantage, because it costs as much
-        // as this one.
+        // the square of this one's. An SVD of the transposed matrix would cost the same.
         let svd = nalgebra::linalg::SVD::new(centered.clone(), false, true);
         let Some(right) = svd.v_t else {
             return Err(Error::data(

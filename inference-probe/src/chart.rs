@@ -75,7 +75,7 @@ fn open(width: f64, height: f64, title: &str) -> String {
     )
 }
 
-/// Curves over the layers `0, 1, ...`. The vertical axis covers all values.
+/// Returns an SVG chart of curves over the layers `0, 1, ...`. The vertical axis covers all values.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     let axes = Axes {
         across: "layer",
@@ -86,7 +86,7 @@ pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     over(title, &axes, curves)
 }
 
-/// Losses over the steps of a training run, from 0.
+/// Returns an SVG chart of losses over the steps of a training run. The vertical axis starts at 0.
 pub fn losses(title: &str, axis: &str, curves: &[Curve]) -> String {
     let axes = Axes {
         across: "step",
@@ -110,7 +110,8 @@ pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> Str
     svg.replacen("</svg>", &note, 1)
 }
 
-/// Curves over named positions at equal distances.
+/// Returns an SVG chart of curves. `places` is the label of the horizontal axis, and `names` are
+/// the labels of its equally spaced positions.
 pub fn lines_at(
     title: &str,
     (places, names): (&str, &[String]),

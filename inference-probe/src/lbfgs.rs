@@ -136,8 +136,8 @@ fn descent(gradient: &[f64], pairs: &VecDeque<(Vec<f64>, Vec<f64>, f64)>) -> Vec
     q
 }
 
-/// A step along `direction` that satisfies the strong Wolfe conditions. If none is found, the step
-/// with the best decrease.
+/// Returns a step along `direction` that satisfies the strong Wolfe conditions. If none is found,
+/// returns the step that decreases `f` most.
 fn search(
     start: &Point,
     direction: &[f64],

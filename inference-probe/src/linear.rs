@@ -58,8 +58,8 @@ pub fn distinct_rows(matrix: &Matrix) -> usize {
     all.len()
 }
 
-/// Reasons to doubt the results of probes: states that occur more than once (`distinct` of `rows`;
-/// 0 if unknown), and accuracies that are not clearly higher than the frequency of the most
+/// Returns reasons to doubt the results of probes: states that occur more than once (`distinct` of
+/// `rows`; 0 if unknown), and accuracies that are not clearly higher than the frequency of the most
 /// frequent label.
 #[must_use]
 pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<String> {

@@ -32,14 +32,15 @@ const VERSION: u32 = 1;
 /// The maximum number of layers whose parts a context store can have.
 pub const MAX_LAYERS: usize = 8;
 
-/// The vectors that a context store has for each window.
+/// Which vectors a context store (a `CTXT` file) has for each window of tokens. A tier includes the
+/// vectors of the tiers before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// The residual vector.
+    /// The residual vector of each window.
     Residual = 1,
-    /// In addition, the contributions of the chosen layers' feed-forward parts.
+    /// Adds the contributions of the feed-forward parts of the chosen layers.
     FeedForward = 2,
-    /// In addition, the contributions of these layers' mixers.
+    /// Adds the contributions of the mixers of the chosen layers.
     Full = 3,
 }
 

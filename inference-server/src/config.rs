@@ -71,7 +71,7 @@ fn invalid<T>(message: impl Into<String>) -> Result<T> {
 }
 
 impl Config {
-    /// The defaults: this machine only, port 8080, 8 requests at a time.
+    /// Creates the defaults: reachable only from this machine, port 8080, 8 requests at a time.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

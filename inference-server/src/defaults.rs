@@ -22,7 +22,7 @@ pub struct RequestDefaults {
 }
 
 impl RequestDefaults {
-    /// No defaults: each API uses its own.
+    /// Creates an empty set. Each API then uses its own defaults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

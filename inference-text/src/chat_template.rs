@@ -50,7 +50,7 @@ pub struct ChatOptions {
 }
 
 impl ChatOptions {
-    /// Options for a text that the model's answer continues.
+    /// Creates the options for a prompt that ends where the model's answer begins.
     #[must_use]
     pub fn answer() -> Self {
         Self {

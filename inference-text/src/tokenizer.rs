@@ -37,7 +37,7 @@ pub struct Tokenizer {
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) bos: Option<u32>,
-    /// Each id once, the most important first.
+    /// The ids of end-of-text tokens without duplicates, the most important first.
     pub(crate) eos: Vec<u32>,
     pub(crate) unk: Option<u32>,
     pub(crate) pad: Option<u32>,

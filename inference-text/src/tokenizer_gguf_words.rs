@@ -117,7 +117,7 @@ pub(super) struct Words {
     pub nfc: bool,
     /// Whether a word that is a token becomes this token, whatever the merge rules.
     pub known_words: bool,
-    /// Whether a text starts with bos, unless the file specifies it.
+    /// Whether a text starts with the bos token, if the file does not specify it.
     pub bos: bool,
 }
 

@@ -322,7 +322,7 @@ type Pack<'a> = dyn FnMut(&[usize], &Array, &[i32]) -> mlx_rs_core::Result<()> +
 impl Run<'_> {
     /// Runs the texts through the encoder in packs.
     fn packs(&self, texts: &[Text], f: &mut Pack<'_>) -> Result<()> {
-        // Texts of similar length are in one pack.
+        // Texts of similar length are packed together.
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|i| texts[*i].ids.len());
         let Some(encoder) = self.decoder.encoder() else {

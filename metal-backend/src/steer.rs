@@ -278,7 +278,7 @@ pub fn edits_of(
     Ok(Edits::new(vec![edits.transpose()?]))
 }
 
-/// Returns the edits as a hook for a forward pass, if there are any.
+/// Returns `edits` as a hook for a forward pass, if there are any.
 pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     match edits {
         Some(edits) => Some(edits),
@@ -286,7 +286,7 @@ pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     }
 }
 
-/// Returns a watch for a forward pass that applies these edits.
+/// Returns a [`Watch`] that applies `edits` during a forward pass. Without edits, it does nothing.
 pub fn watch(edits: &mut Option<Edits>) -> Watch<'_> {
     match hook(edits) {
         Some(hook) => Watch::hooked(hook),

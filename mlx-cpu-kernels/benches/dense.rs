@@ -79,7 +79,7 @@ fn measure(isa: Isa, (k, n, rows): (usize, usize, usize), (number, name): (Dense
     println!("| {k} | {n} | {rows} | {name} | {rate:.1} | {share:.0} % |");
 }
 
-/// The processor time of all threads, so rates are those of one thread.
+/// The processor time of all threads together. So rates are per thread.
 fn clock() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,

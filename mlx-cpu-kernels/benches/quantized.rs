@@ -128,7 +128,7 @@ fn measure(kind: MatrixFormat, size: Size, rows: usize, matrices: &[Memory]) -> 
     (rows * k * n) as f64 / least / 1e9
 }
 
-/// The processor time of all threads, so rates are those of one thread.
+/// The processor time of all threads together. So rates are per thread.
 fn clock() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,

@@ -1,7 +1,7 @@
 //! Working memory of kernels. When the system refuses memory, the kernel panics with
 //! [`OutOfMemory`] instead of ending the process, so that only its operation fails.
 
-/// The payload of the panic of a kernel for which the system has no memory.
+/// The payload of a kernel's panic if the system refuses memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// The size of the refused allocation.

@@ -48,8 +48,8 @@ pub(crate) struct SharedOutput<T = f32> {
     len: usize,
 }
 
-// SAFETY: each part writes disjoint elements; see `parallel_ranges`. Values are written by one
-// thread and read by another, so `T` must be `Send`.
+// SAFETY: the parts of a job (see `parallel_ranges`) write disjoint elements. Values are written
+// by one thread and read by another, so `T` must be `Send`.
 unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
 impl<T> SharedOutput<T> {
@@ -61,17 +61,17 @@ impl<T> SharedOutput<T> {
         }
     }
 
-    /// The address of element `from`. At least `n` elements begin there.
+    /// Returns the address of element `from`, and checks that `n` elements begin there.
     pub(crate) fn ptr(&self, from: usize, n: usize) -> *mut T {
         assert!(from <= self.len && n <= self.len - from);
         self.data.wrapping_add(from)
     }
 
-    /// A block of `rows` rows of `width` elements, for one part only. The first row begins at
-    /// element `from`, and rows are `step` elements apart.
+    /// Returns a block of `rows` rows of `width` elements, which one part of the job may use. The
+    /// first row begins at element `from`, and rows are `step` elements apart.
     ///
     /// # Safety
-    /// No other part may use any element of the block.
+    /// No other part of the job may use any element of the block.
     pub(crate) unsafe fn block(
         &self,
         from: usize,
@@ -88,10 +88,10 @@ impl<T> SharedOutput<T> {
         }
     }
 
-    /// The elements `from..from + n`, for one part only.
+    /// Returns the elements `from..from + n`, which one part of the job may use.
     ///
     /// # Safety
-    /// No other part may use any of these elements.
+    /// No other part of the job may use any of these elements.
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
     pub(crate) unsafe fn slice_mut(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
@@ -111,7 +111,7 @@ pub(crate) struct OutputBlock<'a, T = f32> {
 }
 
 impl<'a, T> OutputBlock<'a, T> {
-    /// Whole rows, stored consecutively.
+    /// Creates a block of whole rows, which are stored consecutively.
     pub(crate) fn contiguous(data: &'a mut [T], rows: usize) -> Self {
         let width = data.len() / rows.max(1);
         Self {

@@ -1,6 +1,6 @@
 //! Runs the thread pool and the run-once flag under a model checker (loom). It tries all
-//! interleavings with a bounded number of preemptions. Tests with real threads meet only a few of
-//! them.
+//! interleavings with a bounded number of preemptions. Tests with real threads cover only a few of
+//! these interleavings.
 
 #![allow(dead_code, reason = "the models use a part of the included files")]
 

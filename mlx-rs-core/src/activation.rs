@@ -46,8 +46,9 @@ impl Array {
     }
 }
 
-/// `formula(x)`: fused into one kernel on GPUs, and as separate operations on CPUs. On a CPU, MLX
-/// fuses only with a C++ compiler, and replaying a graph without fusing is not faster.
+/// Returns `formula(x)`. GPUs compute it with one fused kernel, CPUs with separate operations. On a
+/// CPU, MLX needs a C++ compiler to fuse operations, and a compiled graph without fusion is not
+/// faster.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,
@@ -111,7 +112,8 @@ fn by_tanh(x: &Array) -> Result<Array> {
 mod tests {
     use super::*;
 
-    /// On the CPU, the GPU's graph is replayed without fusing.
+    /// Compares the compiled graph of the GPU with the formula. On the CPU, the graph runs without
+    /// fused kernels.
     #[test]
     fn the_compiled_graph_computes_the_formula_at_every_shape_and_type() {
         for (fused, formula) in [(&EXACT, exact as fn(&Array) -> _), (&TANH, by_tanh)] {

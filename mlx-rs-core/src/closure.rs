@@ -313,8 +313,9 @@ type Borrowed = *mut (dyn FnMut(&[Array]) -> Outcome + 'static);
 /// A borrowed function, at an address that stays valid after the borrow ends.
 struct Slot(Cell<Option<Borrowed>>);
 
-// SAFETY: only the thread that filled the slot dereferences the pointer. `scoped` keeps the lock
-// from filling to emptying, and closures are called only with the lock held.
+// SAFETY: only the thread that filled the slot dereferences the pointer. `scoped` holds the lock
+// from the time it fills the slot until it empties the slot, and closures are called only with the
+// lock held.
 unsafe impl Send for Slot {}
 // SAFETY: see the note for `Send`.
 unsafe impl Sync for Slot {}

@@ -29,7 +29,8 @@ pub enum ErrorKind {
     Io,
     /// A file violates its format: truncated, malformed or inconsistent.
     Format,
-    /// A thread inside a function passed to a transform waits for another thread that uses MLX (see
+    /// This thread waited too long for MLX. Another thread runs a function passed to a transform,
+    /// and this function seems to wait for a thread that uses MLX (see
     /// [`set_deadlock_timeout`](crate::transforms::set_deadlock_timeout)).
     Deadlock,
     /// A function passed to a transform failed with an error of another type, which is the
@@ -173,7 +174,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// For [`ErrorKind::Callback`] the error that the function returned.
+    /// For [`ErrorKind::Callback`], the error that the function returned. Otherwise `None`.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.inner.source.as_deref().map(|e| e as _)
     }

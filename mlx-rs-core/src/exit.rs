@@ -103,7 +103,7 @@ fn first_use() {
     register();
 }
 
-/// Must be called after each evaluation. Call with the lock held.
+/// Registers the handler again if necessary. Call after each evaluation, with the lock held.
 #[inline]
 pub(crate) fn after_evaluation() {
     let pending = PENDING.load(Ordering::Relaxed);

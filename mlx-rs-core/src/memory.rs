@@ -240,8 +240,8 @@ pub fn keep_freed(bytes: usize) -> bool {
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let set = |what: libc::c_int, value: libc::c_int| {
             // SAFETY: the call has no pointer arguments. It changes its own settings under its own
-            // lock. A thread that allocates at the same time reads a whole number, either the old
-            // or the new one.
+            // lock. A thread that allocates at the same time reads either the old value or the new
+            // value.
             unsafe { libc::mallopt(what, value) == 1 }
         };
         set(libc::M_TRIM_THRESHOLD, bytes) && set(libc::M_MMAP_THRESHOLD, (bytes / 2).min(LARGEST))

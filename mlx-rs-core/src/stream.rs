@@ -107,7 +107,7 @@ impl Stream {
         })
     }
 
-    /// Another handle to the same stream.
+    /// Returns another handle to the same stream.
     fn copy(&self) -> Result<Self> {
         let _guard = call::enter("stream")?;
         let ctx = call::handle("stream", || {
@@ -411,7 +411,8 @@ fn refuse_more(made: usize) -> Result<()> {
             "{made} streams exist, the maximum; drop some, or share one between threads"
         ));
     }
-    // If MLX cannot start a thread, it keeps a stream without one, and crashes later.
+    // If MLX could not start the stream's thread, it would keep the stream and crash later. So
+    // check first that the system can start a thread.
     match std::thread::Builder::new().spawn(|| ()) {
         Ok(thread) => {
             let _ = thread.join();

@@ -18,7 +18,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// The stream of `request`.
+    /// Creates the stream of `request`.
     pub fn new(request: Arc<Request>, handle: Arc<Handle>) -> Self {
         Self {
             request,

@@ -60,7 +60,7 @@ macro_rules! setters {
 }
 
 impl Settings {
-    /// The defaults.
+    /// Creates the default settings.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -63,7 +63,7 @@ pub fn instruct(pieces: &[&str]) -> Scripted {
     base(pieces).with_info(|info| info.has_chat_template = true)
 }
 
-/// The times and the memory of every request.
+/// Sets the times and the memory, which are the same for every request.
 fn measure(metrics: &mut GenerateMetrics) {
     metrics.prefill_time = Duration::from_millis(10);
     metrics.decode_time = Duration::from_millis(20);

@@ -12,7 +12,7 @@ pub fn long() -> String {
     )
 }
 
-/// Without the engine, no library is linked.
+/// The version without libraries, because none is linked without the engine.
 #[cfg(not(feature = "mlx-backend"))]
 pub fn long() -> String {
     format!("{}\nwithout MLX", env!("CARGO_PKG_VERSION"))

@@ -34,15 +34,16 @@ impl Stage {
 
 /// Receives progress reports. By default, every method does nothing.
 pub trait Progress {
-    /// A stage starts. `what` names its subject, and `total` is its size in bytes (0 if unknown).
+    /// Called when a stage starts. `what` is the name of the processed file or model, and `total`
+    /// is its size in bytes (0 if unknown).
     fn begin(&mut self, stage: Stage, what: &str, total: u64) {
         let _ = (stage, what, total);
     }
-    /// `done` is the number of bytes that the current stage has completed.
+    /// Called repeatedly. `done` is the number of bytes that the current stage has completed.
     fn advance(&mut self, done: u64) {
         let _ = done;
     }
-    /// The current stage has ended, successfully or not.
+    /// Called when the current stage has ended, successfully or not.
     fn end(&mut self) {}
 }
 

@@ -266,7 +266,7 @@ fn a_vindex_alone_is_served() {
     let output = tiny("llama").generate(&prompt, &greedy(9)).unwrap();
     let said = output.collect_output().unwrap().text;
     assert_eq!(answer["choices"][0]["text"], said);
-    // A plan with few features gives the same as the model with that plan.
+    // With few features, the walk gives the same predictions as a model with that plan.
     let flags = ["--backend", "cpu", "--ffn", "walk:3", "--vindex", &to, &to];
     let server = Server::start(dir.path(), &flags);
     let (_, reply) = server.post("/v1/infer", &json!({"prompt": "the cat", "mode": "walk"}));

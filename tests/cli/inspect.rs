@@ -193,8 +193,8 @@ fn states_of_each_kind_of_layer_are_counted() {
     assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
 }
 
-/// Keys and values have 16 bits where the floats in the files have, and kernels round inputs of
-/// matrices, too. A flag selects 32 bits.
+/// Cached keys and values have 16 bits if the floats in the files have 16 bits and kernels round
+/// the inputs of matrices. A flag selects 32 bits.
 #[test]
 fn caches_have_16_bits_where_the_files_have() {
     let per_token = |name: &str, more: &[&str]| {

@@ -6,7 +6,7 @@ use crate::layering::{modules, upward};
 
 /// Modules of `src/` from the bottom up. `module::*` means a module and all files in its directory.
 const ORDER: &[&str] = &[
-    // The facade crate, and models by name.
+    // The facade crate, and the modules that find models by name.
     "hub::*",
     "export::*",
     "lib",

@@ -10,9 +10,9 @@ pub fn alone(test: &str, body: impl FnOnce()) {
 }
 
 /// Runs the calling test in a separate process, and returns true: the test is done. In that process
-/// it returns false, and the test goes on. It is for tests that compute for seconds. In one process
-/// they would wait for each other at MLX's lock: two at a time would take longer than one after the
-/// other.
+/// it returns false, and the test goes on. Use it for tests that compute for seconds. In one
+/// process, such tests would wait for each other at MLX's lock, and two concurrent tests would take
+/// longer than two consecutive ones.
 ///
 /// # Panics
 /// If the test fails.

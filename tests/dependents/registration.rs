@@ -61,7 +61,8 @@ fn built((name, settings): Profile) -> PathBuf {
         "liblibrary.a",
         library.file_name().unwrap().to_str().unwrap(),
     ] {
-        // Linux refuses to write to a program that runs; a new file is another one.
+        // Linux refuses to overwrite a running program. So the file is removed, and a new file is
+        // created.
         let _ = std::fs::remove_file(copies.join(file));
         std::fs::copy(output.join(file), copies.join(file)).unwrap();
     }

@@ -41,7 +41,7 @@ fn alone(model: &dyn TextModel, prompt: &Prompt, options: &GenerateOptions) -> R
     stream.map(|token| of(&token.unwrap())).collect()
 }
 
-/// The replies of a session. Each request begins this many steps after the one before.
+/// Returns the replies of a session. Each request starts `apart` steps after the previous request.
 fn together(
     model: &dyn TextModel,
     requests: &[(Prompt, GenerateOptions)],

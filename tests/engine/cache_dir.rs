@@ -119,7 +119,7 @@ fn a_conversation_goes_on_after_a_restart() {
 
         let second = next(&first, &one);
         let two = once(name, &options(dir.path()), &second);
-        // The last token of the reply was never an input.
+        // The last token of a reply is never fed to the model, so it is not cached.
         assert_eq!(two.cached, first.len() + one.tokens.len() - 1, "{name}");
         let fresh = load_plain(&fixture("tiny").join(name));
         let uncached = greedy(12).with_cache_prompt(false);
@@ -151,7 +151,8 @@ fn the_directory_needs_no_prompts_in_memory() {
 
 #[test]
 fn a_longer_entry_replaces_those_that_it_can_be_cut_to() {
-    // Neither a state nor a full window can be cut, so the shorter entries stay of use.
+    // A recurrent state and a full window cannot be truncated, so the shorter entries remain useful
+    // and are kept.
     for (name, kept) in [("llama", 1), ("qwen2-window", 2), ("mamba", 2)] {
         let dir = tempfile::tempdir().unwrap();
         let first = ids(1, 30);
@@ -192,7 +193,7 @@ fn salts_and_adapters_and_models_are_separate() {
             0,
         ),
         ("same", options(dir.path()), Some("a"), 41),
-        // Now each has its own.
+        // Now each of these cases finds the file that it wrote above.
         ("adapter again", adapted, Some("a"), 48),
         ("other salt again", options(dir.path()), Some("b"), 48),
     ] {
@@ -202,7 +203,7 @@ fn salts_and_adapters_and_models_are_separate() {
         assert_eq!(reply.cached, expected, "{which}");
         model.close().unwrap();
     }
-    // No file has the salt itself.
+    // No file contains the salt in plain text.
     for (path, _) in entries(dir.path()) {
         let text = fs::read(&path).unwrap();
         assert!(!text.windows(9).any(|part| part == b"\"salt\":\"a"));
@@ -255,7 +256,7 @@ fn damaged_and_foreign_files_are_skipped() {
         content
     };
     let is_there = || path.exists();
-    // Damaged ones are computed again and removed.
+    // Damaged files are removed, and their prompts are computed again.
     for content in [
         flipped(0),
         flipped(10),
@@ -271,7 +272,7 @@ fn damaged_and_foreign_files_are_skipped() {
         assert_eq!(reply.cached, 0, "{} bytes", content.len());
         assert!(!is_there(), "{} bytes", content.len());
     }
-    // A file of a later version stays.
+    // A file of a later version is not removed.
     rest(&intact);
     let mut later = intact.clone();
     let version = br#"\"version\":1"#;
@@ -283,7 +284,7 @@ fn damaged_and_foreign_files_are_skipped() {
     assert_eq!(once("llama", &options(dir.path()), &longer).cached, 0);
     assert_eq!(fs::read(&path).unwrap(), later);
     assert_eq!(fs::read(&notes).unwrap(), b"mine");
-    // The intact one is of use again.
+    // The intact file is used again.
     rest(&intact);
     let reply = once("llama", &options(dir.path()), &longer);
     assert_eq!(reply.cached, second.len() + 11);
@@ -310,7 +311,7 @@ fn the_directory_is_bounded_and_the_least_recently_used_goes() {
         .0;
     used(&first, 20);
     used(&second, 10);
-    // A use is seen by later processes.
+    // Later processes must see that an entry was used.
     assert_eq!(once("llama", &bounded, &next(&prompts[0], &one)).cached, 41);
     assert!(!first.exists(), "replaced by the longer one");
     once("llama", &bounded, &prompts[2]);
@@ -351,7 +352,7 @@ fn two_processes_share_a_directory() {
     let prompt = ids(10, 31);
     assert_eq!(reply(two.as_ref(), &prompt).tokens.len(), 12);
     two.close().unwrap();
-    // Only hidden files of writers may be there, and none is left.
+    // The directory must contain only entries. No hidden temporary file of a writer remains.
     let all: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(all.len(), entries(dir.path()).len());
 }
@@ -370,7 +371,7 @@ fn a_process_sees_what_another_writes() {
         expected = prompt.len() + reply.tokens.len() - 1;
         prompt = next(&prompt, &reply);
         let until = Instant::now() + Duration::from_secs(60);
-        // One longer file takes the place of the other.
+        // Waits until one longer file has replaced the shorter file.
         while entries(dir.path()) == before || entries(dir.path()).len() != 1 {
             assert!(Instant::now() < until, "nothing is written");
             std::thread::sleep(Duration::from_millis(5));
@@ -378,7 +379,8 @@ fn a_process_sees_what_another_writes() {
     }
 }
 
-/// The draft model has computed nothing, while the model begins with a file.
+/// The model starts from a file, but the draft model has no computed tokens. The reply must not
+/// change.
 #[test]
 fn drafts_go_on_from_a_file() {
     let dir = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use inference::{
     TextModel,
 };
 
-/// Recurrent, hybrid in several ways, and with sliding windows.
+/// Models that are recurrent, hybrids of several kinds, or have sliding windows.
 const NAMES: [&str; 6] = [
     "lfm2",
     "qwen3-next",
@@ -74,7 +74,7 @@ fn a_second_turn_computes_its_new_tokens() {
             assert!(first.len() >= 2000, "{}", first.len());
             let (_, computed) = reply(model, &first, &greedy(30));
             assert_eq!(computed, first.len(), "{name}");
-            // The reply in the next prompt is another one, as after its reasoning was dropped.
+            // The next prompt contains another reply, as if a client had dropped its reasoning.
             messages.extend([Message::assistant(text(3, 25)), Message::user(text(4, 40))]);
             let second = chat(model, &messages);
             let new = new_tokens(&first, &second);
@@ -92,7 +92,7 @@ fn a_second_turn_computes_its_new_tokens() {
             assert_eq!(again, expected, "{name}");
             assert!(computed <= AGAIN, "{name}, {slots} slots: {computed}");
 
-            // The third turn goes on from the second.
+            // The third turn continues the second turn.
             messages.extend([Message::assistant(text(5, 9)), Message::user(text(6, 30))]);
             let third = chat(model, &messages);
             let new = new_tokens(&second, &third);
@@ -107,7 +107,8 @@ fn a_second_turn_computes_its_new_tokens() {
     }
 }
 
-/// A prompt without messages: the next one repeats a part of it, or all of it with the reply.
+/// Tests prompts without messages. The next prompt repeats a part of the first prompt, or all of it
+/// and the reply.
 #[test]
 fn a_text_is_continued_where_it_ends_and_inside() {
     if crate::alone::ran_elsewhere("checkpoints::a_text_is_continued_where_it_ends_and_inside") {

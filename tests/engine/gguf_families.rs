@@ -33,7 +33,7 @@ fn a_gguf_file_computes_what_its_safetensors_twin_does() {
     }
 }
 
-/// Files that older converters wrote, in which matrices are joined that newer files have apart.
+/// Tests files of older converters, which join matrices that newer files store separately.
 #[test]
 fn old_forms_of_files_compute_the_same() {
     for name in ["deepseek-v2-lite", "glm", "phi"] {
@@ -71,8 +71,9 @@ fn computes(file: &Path, checkpoint: &Path) {
     }
 }
 
-/// Checkpoints with values that a GGUF file cannot hold, and the values that readers of the file
-/// assume. Files of DeepSeek have one weight of `YaRN`'s factor, which is `mscale_all_dim`.
+/// Tests values that a GGUF file cannot contain, so that its readers assume the published value.
+/// The changed checkpoint has this value. For the factor of `YaRN`, files of DeepSeek contain only
+/// the weight `mscale_all_dim`.
 #[test]
 fn a_value_that_files_do_not_hold_is_the_published_one() {
     for (name, values) in [
@@ -137,7 +138,7 @@ fn a_value_that_files_do_not_hold_is_the_published_one() {
             });
             let difference = max_difference(&ours, &theirs);
             assert!(difference < 1e-3, "{name}: {difference}");
-            // The value changes the numbers, so the comparison would show another one.
+            // The value affects the logits, so the comparison would detect another value.
             let other = max_difference(&ours, &floats(&case["logits"]));
             assert!(
                 other > 10.0 * difference.max(1e-5),

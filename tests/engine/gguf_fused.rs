@@ -1,5 +1,5 @@
-//! Tests GGUF files that join matrices which directories have apart: one matrix for queries, keys
-//! and values, and one stack for the gate and up matrices of experts.
+//! Tests GGUF files that join matrices which directories store separately: one matrix for queries,
+//! keys and values, and one stack for the gate and up matrices of experts.
 
 use std::path::Path;
 
@@ -37,7 +37,8 @@ fn fused(path: &Path, to: &Path, (parts, fused): (&[&str], &str), axis: usize) -
             .iter()
             .map(|other| tensor(&name.replace(part, other)))
             .collect();
-        // A layer may lack a part: some use their keys as values. Its tensors stay apart.
+        // If a layer lacks one of the parts, for example because its keys serve as values, its
+        // tensors are not joined.
         let Some(all) = all.filter(|all| all.iter().all(|(_, kind, ..)| *kind == all[0].1)) else {
             tensors.push(tensor(name).unwrap());
             continue;

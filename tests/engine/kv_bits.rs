@@ -7,8 +7,8 @@ use crate::common::{fixture, greedy, max_difference};
 use inference::{Interrupt, LoadOptions, Precision, Prompt, TextModel};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 
-/// Models whose attention is fused, part by part, with windows, latent, or MLX's own; and models
-/// with recurrent layers beside attention.
+/// Models with each kind of attention: fused, in separate operations, with windows, latent, or
+/// computed by MLX. Also models with both recurrent and attention layers.
 const MODELS: &[&str] = &[
     "llama",
     "qwen3-q8",
@@ -63,7 +63,7 @@ fn logits_with_16_bits_are_near_those_with_32() {
             difference < 0.01 * largest,
             "{name}: {difference} of {largest}"
         );
-        // With another type of caches, no logits stay the same.
+        // Another cache type must change the logits.
         assert!(difference > 0.0, "{name}");
     }
 }

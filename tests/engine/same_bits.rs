@@ -113,7 +113,7 @@ fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
     assert_eq!(different, Vec::<String>::new());
 }
 
-/// Whether kernels with one order of sums compute.
+/// Whether the kernels in use add in the same order for any number of rows.
 fn has_one_order() -> bool {
     let off = std::env::var("MLX_CPU_KERNELS").is_ok_and(|kernels| kernels == "off");
     !off && ["avx2", "avx512"].contains(&rust_mlx::mlx::cpu::instruction_set())

@@ -203,7 +203,8 @@ fn square_matrices_of_experts_are_read_in_their_orientation() {
     const WIDTH: i32 = 16;
     let from = fixture("tiny/llama4");
     let dir = tempfile::tempdir().unwrap();
-    // Two forms of one model: without the last inputs of down, and with zeros for them.
+    // Two equivalent models: one without the last inputs of the down matrices, and one with zeros
+    // for these inputs.
     let (cut, zeroed) = (dir.path().join("cut"), dir.path().join("zeroed"));
     let stored = Stream::default_of(Device::cpu()).unwrap();
     stored.scope(|| {
@@ -624,8 +625,8 @@ fn nothing_executable_is_copied() {
     );
 }
 
-/// Models that mlx-lm computes otherwise, or whose files it does not load because it requires other
-/// fields or tensors.
+/// Models that mlx-lm computes differently, or whose files it does not load because it requires
+/// other fields or tensors.
 const NOT_IN_MLX_LM: [&str; 15] = [
     "cohere2",
     "deepseek-v2-lite",

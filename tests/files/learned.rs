@@ -205,7 +205,7 @@ fn sensitivities_are_written_and_read() {
     let pairs: Vec<(String, f64)> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(pairs.len(), 23);
     assert!(pairs.iter().any(|(_, sensitivity)| *sensitivity > 0.0));
-    // The file replaces the data.
+    // The file with the sensitivities already exists, so the command reads it instead of the data.
     let read = dirs.path().join("read");
     let run = mlx(&model, &read, &flags);
     assert!(run.status.success(), "{}", said(&run));
@@ -319,12 +319,12 @@ fn experts_are_learned_from_their_own_tokens() {
             "{name}: {notes}"
         );
         let (learned, rounded) = (distance(&model, &output), distance(&model, &plain));
-        // The logits of the other model, whose weights are random, are not nearer at two bits. The
-        // engine's unit tests compare the outputs of its experts, which are.
+        // At two bits, the logits of `qwen3-moe`, whose weights are random, are not closer. The
+        // engine's unit tests show that the outputs of its experts are closer.
         let is_nearer = learned < rounded || name == "qwen3-moe";
         assert!(is_nearer, "{name}: {learned} beside {rounded}");
     }
-    // Two sequences reach some experts with too few tokens.
+    // With two sequences, some experts receive too few tokens.
     let few = dirs.path().join("few");
     let run = mlx(
         &fixture("tiny/mixtral"),

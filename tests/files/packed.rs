@@ -22,7 +22,8 @@ fn add_one(word: u32) -> u32 {
     (0..8).fold(0, |sum, i| sum | (((word >> (4 * i)) + 1) & 15) << (4 * i))
 }
 
-/// The second version of GPTQ stores zero points as they are, the first one less.
+/// The second version of GPTQ's format stores zero points unchanged. The first version stores each
+/// zero point minus 1.
 #[test]
 fn the_second_version_of_gptq_has_other_zero_points() {
     same_after("llama-gptq", |c| {
@@ -35,7 +36,7 @@ fn the_second_version_of_gptq_has_other_zero_points() {
     });
 }
 
-/// Groups of neighbors need no `g_idx`. The format then has one size of groups.
+/// If each group consists of adjacent inputs, the file needs no `g_idx`.
 #[test]
 fn neighbors_in_groups_need_no_list_of_groups() {
     same_after("llama-gptq", |c| {
@@ -44,7 +45,7 @@ fn neighbors_in_groups_need_no_list_of_groups() {
     });
 }
 
-/// Without zero points the middle of the codes is zero.
+/// Without zero points, the middle code represents zero.
 #[test]
 fn absent_zero_points_are_the_middle() {
     let prompt = inference::Prompt::Tokens((40..60).collect());
@@ -78,7 +79,7 @@ fn absent_zero_points_are_the_middle() {
     }
 }
 
-/// What is wrong with a file, the change that makes it so, and a part of the message.
+/// A fault of a file: its description, the change that causes it, and a part of the error message.
 type Fault = (
     &'static str,
     &'static str,

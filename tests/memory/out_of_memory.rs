@@ -98,7 +98,7 @@ fn the_longest_request_fails_and_the_others_reply_as_before_alone() {
                 "{arrives}"
             );
             assert_eq!(seen, expected, "{arrives} {sampled}");
-            // Nothing is left of the failure.
+            // After the failure, all requests succeed again.
             let seen = replies(model.as_ref(), &requests, sampled);
             assert!(seen.values().all(Result::is_ok), "{seen:?}");
         }

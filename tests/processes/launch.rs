@@ -138,8 +138,8 @@ fn quantized_models_are_computed_by_several() {
     }
 }
 
-/// Expects the logits of two processes to equal those of one. The models are each of another form:
-/// `tools/group_families.py` compares all.
+/// Expects the logits of two processes to equal those of one. Each model has another kind of
+/// layers; `tools/group_families.py` compares all families.
 #[test]
 fn other_families_are_computed_by_several() {
     for name in [

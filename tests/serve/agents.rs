@@ -40,7 +40,7 @@ fn tools() -> [(&'static str, &'static str, Value); 2] {
     ]
 }
 
-/// The boxes in each place.
+/// The number of boxes of each kind of goods, in each place.
 #[derive(Default)]
 struct House([[u64; GOODS.len()]; PLACES.len()]);
 

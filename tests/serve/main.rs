@@ -360,7 +360,7 @@ fn a_signal_lets_replies_end() {
     }
 }
 
-/// A conversation goes on from the directory of computed prompts after the server has ended.
+/// A restarted server continues a conversation from the computed prompts that it finds on disk.
 #[test]
 fn a_restarted_server_continues_a_conversation() {
     let dir = tempfile::tempdir().unwrap();
@@ -377,7 +377,7 @@ fn a_restarted_server_continues_a_conversation() {
         server.json("/v1/completions", &body)
     };
     let first: Vec<u32> = (0..40).map(|i| (i * 37) % 260 + 16).collect();
-    // It goes on otherwise than the first reply.
+    // The second prompt continues the first prompt, but differs from the first reply.
     let second = [&first[..], &[20, 30, 40]].concat();
     let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
 
@@ -400,7 +400,7 @@ fn a_restarted_server_continues_a_conversation() {
     assert_eq!(cached(&expected), 40);
     assert_eq!(reply["choices"], expected["choices"]);
 
-    // A directory that cannot be made is told at the start.
+    // If the directory cannot be created, the server reports this at its start.
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let model = fixture("tiny/llama");

@@ -1,5 +1,5 @@
-//! What an operator meets: kills, signals, full disks, removed files, and too little memory. The
-//! table in docs/serve.md says what clients see; each row has a test here.
+//! Tests of faults in operation: kills, signals, full disks, removed files, and too little memory.
+//! The table in docs/serve.md says what clients see; each row has a test here.
 
 use std::fs::File;
 use std::io::Read;
@@ -33,7 +33,7 @@ impl Logged {
 }
 
 impl Drop for Logged {
-    /// A test that fails prints what the server wrote, and how it ended if it did.
+    /// If the test fails, prints the server's output and, if the server has ended, its exit status.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let ended = self.server.child.try_wait();
@@ -163,18 +163,18 @@ fn a_killed_server_starts_again_on_its_port_and_continues() {
     let reply = Long::start(&first.server);
     first.server.child.kill().unwrap();
     first.server.child.wait().unwrap();
-    // The client sees a stream without its end.
+    // The client receives an incomplete stream.
     let (text, _) = reply.rest();
     assert!(!text.contains("[DONE]"), "{text}");
 
-    // A write of the file system was lost: one file is torn.
+    // Simulates a write that the file system lost: one file is incomplete.
     let torn = kept(&prompts)
         .into_iter()
         .find(|path| !whole.contains(path));
     let torn = torn.unwrap();
     let bytes = std::fs::read(&torn).unwrap();
     std::fs::write(&torn, &bytes[..bytes.len() / 2]).unwrap();
-    // A write of the server was not finished.
+    // Simulates a write that the server did not finish.
     std::fs::write(prompts.join(".unfinished-mlx-0123456789ab"), &bytes[..9]).unwrap();
 
     let mut again = args("0");
@@ -186,7 +186,7 @@ fn a_killed_server_starts_again_on_its_port_and_continues() {
     assert!(cached(&reply) >= 50, "{reply}");
     let computed = ask(&second.server, &[&two[..], &[20]].concat(), 12);
     assert_eq!(cached(&computed), 0, "{computed}");
-    // The torn file went away with a warning. Its prompt is now kept in a new file.
+    // The server removed the incomplete file with a warning, and stored its prompt in a new file.
     assert!(second.text().contains("is removed"), "{}", second.text());
     eventually("a new file", || kept(&prompts).len() >= 2);
     let plain = run(vec![
@@ -276,7 +276,7 @@ fn a_full_disk_for_computed_prompts_is_one_warning() {
     eventually("files", || kept(&prompts).len() == 4);
 }
 
-/// Root may write in any directory, so the test removes it.
+/// Root may write to any directory, so the test removes the directory.
 #[test]
 fn a_directory_that_becomes_unwritable_is_one_warning() {
     let dir = tempfile::tempdir().unwrap();
@@ -290,7 +290,7 @@ fn a_directory_that_becomes_unwritable_is_one_warning() {
         model.to_str().unwrap(),
     ];
     let logged = start(dir.path(), "", &args);
-    // A directory that is gone cannot be written by any user.
+    // No user can write to a removed directory.
     std::fs::remove_dir_all(&prompts).unwrap();
     for seed in 1..4 {
         ask(&logged.server, &ids(seed, 60), 12);
@@ -353,7 +353,7 @@ fn a_model_whose_files_are_removed_answers_until_it_is_unloaded() {
     let before = ["named", "by-name"].map(|name| server.json("/v1/completions", &body(name)));
     std::fs::remove_dir_all(&named).unwrap();
     std::fs::remove_dir_all(&by_name).unwrap();
-    // Loaded models go on.
+    // Loaded models still reply.
     for (name, before) in ["named", "by-name"].iter().zip(&before) {
         let reply = server.json("/v1/completions", &body(name));
         assert_eq!(reply["choices"], before["choices"], "{name}");
@@ -490,7 +490,7 @@ fn a_request_that_the_machine_has_no_memory_for_fails_alone() {
         others.join().unwrap();
     });
     assert_eq!(small(), expected);
-    // The reply that ran all the time goes on.
+    // The long reply, which started before the fault, continues.
     long.0.as_reader().read_exact(&mut [0; 16]).unwrap();
     drop(long);
 

@@ -34,7 +34,8 @@ fn a_second_turn_of_a_hybrid_is_not_computed_again() {
         ]);
         let (_, first, cached) = ask(&messages, true);
         assert!(first >= 2000 && cached == 0, "{name}: {first}, {cached}");
-        // The client drops the reasoning of the reply, so its text is another one.
+        // Clients drop the reasoning of a reply, so the next prompt contains another text than the
+        // reply.
         for more in [
             json!({"role": "assistant", "content": text(3, 25)}),
             json!({"role": "user", "content": text(4, 40)}),

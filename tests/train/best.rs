@@ -41,7 +41,7 @@ fn validations(dir: &Path) -> Vec<(u64, f64)> {
         .collect()
 }
 
-/// Two examples are soon learned by heart, so the loss of other examples rises again.
+/// The model soon memorizes the two training examples, and the loss on other examples rises again.
 #[test]
 fn the_best_adapter_is_kept_and_patience_ends_a_run() {
     let dirs = tempfile::tempdir().unwrap();
@@ -102,11 +102,11 @@ fn the_best_adapter_is_kept_and_patience_ends_a_run() {
         read("best/adapters.safetensors")
             == std::fs::read(short.join("adapters.safetensors")).unwrap()
     );
-    // A resumed run remembers the best validation, and goes on at least to its next one.
+    // A resumed run knows the best validation, and continues at least until its next validation.
     let (again, _) = run(of(&early, with_patience), Start::Resume);
     assert!(again.step >= expected + 5 && again.best.unwrap().loss <= best.loss);
     assert_eq!(validations(&early), scores[..validations(&early).len()]);
-    // A new run in the same place forgets it.
+    // A new run in the same directory ignores the best validation of the earlier run.
     let config = of(&early, "iters: 2");
     let none = TrainConfig {
         val_batches: 0,

@@ -58,7 +58,7 @@ fn rows_count_as_lines() {
         ];
         let mut told = json(&mlx("train", &[&args, more].concat()));
         let summary = told.as_object_mut().unwrap();
-        // These differ between runs.
+        // These values differ between runs.
         summary.retain(|name, _| !name.contains("seconds") && !name.contains("memory"));
         for score in ["base", "validation", "test"] {
             if let Some(score) = summary.get_mut(score).and_then(Value::as_object_mut) {

@@ -112,8 +112,8 @@ fn the_better_replies_are_learned() {
     let loss = |part: &str| told[part]["loss"].as_f64().unwrap();
     // A new adapter does not change the model, so every reward is 0 and the loss is ln 2.
     assert!((loss("base") - f64::ln(2.0)).abs() < 1e-5, "{told}");
-    // Rounding changes where the run goes, so the bound is wide. Without training, the loss would
-    // be that of the base.
+    // Rounding errors change the course of the training, so the bound is wide. Without training,
+    // the loss would equal the base model's.
     assert!(loss("validation") < 0.95 * loss("base"), "{told}");
     assert_eq!(told["validation"]["pairs"], 4);
     assert!(told["test"]["accuracy"].as_f64().unwrap() >= 0.75, "{told}");
@@ -160,8 +160,8 @@ fn replies_are_learned_by_odds_and_by_verdicts() {
         let more = ["--iters", "60", "--train", "--test", "--json"];
         let told = json(&mlx("train", &place.args(&place.adapters, &more)));
         let loss = |part: &str| told[part]["loss"].as_f64().unwrap();
-        // Rounding changes where the run goes, so the bounds are wide. Without training, the loss
-        // would be that of the base.
+        // Rounding errors change the course of the training, so the bounds are wide. Without
+        // training, the loss would equal the base model's.
         assert!(loss("validation") < 0.9 * loss("base"), "{method}: {told}");
         assert_eq!(told["validation"]["pairs"], lines.len());
         if method == "kto" {

@@ -162,13 +162,13 @@ impl Range {
 }
 
 impl FeedForwardPlan {
-    /// All layers dense.
+    /// Creates a plan in which all layers are dense.
     #[must_use]
     pub fn dense() -> Self {
         Self::default()
     }
 
-    /// The same strategy for all layers.
+    /// Creates a plan with one strategy for all layers.
     #[must_use]
     pub fn uniform(strategy: FeedForwardStrategy) -> Self {
         Self {

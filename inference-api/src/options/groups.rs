@@ -65,7 +65,7 @@ macro_rules! group {
             pub(super) const PARAMETERS: &[Option<Parameter>] =
                 &[$(parameter!($place $field [$($doc)+] $($($parameter)+)?),)*];
 
-            /// The defaults.
+            /// Creates the group with the default values.
             #[must_use]
             pub fn new() -> Self {
                 Self::default()
@@ -205,7 +205,7 @@ pub struct ConstraintOptions {
 }
 
 impl ConstraintOptions {
-    /// The defaults: no constraints.
+    /// Creates the default: no constraints.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -254,7 +254,7 @@ pub struct StopOptions {
 }
 
 impl StopOptions {
-    /// The defaults: the model's own end-of-text tokens.
+    /// Creates the default: only the model's own end-of-text tokens end a reply.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -293,7 +293,7 @@ pub struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// The defaults: no additional data.
+    /// Creates the default: no additional data.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -346,7 +346,7 @@ impl Default for PrefillOptions {
 }
 
 impl PrefillOptions {
-    /// The defaults: 512 positions per step, with the prompt cache.
+    /// Creates the defaults: 512 positions per step, with the prompt cache.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -397,7 +397,7 @@ impl Default for SpeculativeOptions {
 }
 
 impl SpeculativeOptions {
-    /// The defaults: 3 proposed tokens per step, if there is a draft model.
+    /// Creates the defaults: 3 proposed tokens per step, if there is a draft model.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -252,7 +252,7 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// The defaults.
+    /// Creates options with the default values.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -87,7 +87,7 @@ impl ParameterRange {
         most: f32::MAX,
     };
 
-    /// From `least` to `most`, both included.
+    /// Creates the range from `least` to `most`, both included.
     #[must_use]
     pub const fn between(least: f32, most: f32) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl ParameterRange {
         }
     }
 
-    /// Above `least`, and at most `most`.
+    /// Creates the range of values above `least`, up to and including `most`.
     #[must_use]
     pub const fn above(least: f32, most: f32) -> Self {
         Self {

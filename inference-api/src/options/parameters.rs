@@ -1,4 +1,4 @@
-//! All parameters, and values for some of them.
+//! The list of all parameters, and sets of values for some parameters.
 
 use std::collections::BTreeMap;
 
@@ -30,13 +30,13 @@ impl Parameter {
 pub struct ParameterValues(BTreeMap<&'static str, ParameterValue>);
 
 impl ParameterValues {
-    /// No values.
+    /// Creates an empty set of values.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The values that a model's files recommend.
+    /// Creates the set of values that a model's files recommend.
     #[must_use]
     pub fn recommended(model: &SamplingDefaults) -> Self {
         let real = |value: Option<f32>| value.map(ParameterValue::Real);

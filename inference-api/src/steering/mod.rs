@@ -82,9 +82,9 @@ impl fmt::Display for Hook {
 /// A set of layers or positions, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Numbers {
-    /// All numbers.
+    /// All layers or positions.
     All,
-    /// These numbers.
+    /// The listed layers or positions.
     List(Vec<usize>),
     /// From the first number to the last, both included. Without a last number, there is no upper
     /// end.

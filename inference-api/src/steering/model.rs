@@ -23,7 +23,7 @@ pub struct HookStates {
 }
 
 impl HookStates {
-    /// The states `[tokens, width]` of the prompt `tokens`.
+    /// Creates a value with the states `[tokens, width]` of the prompt `tokens`.
     #[must_use]
     pub fn new((layer, hook): (usize, Hook), tokens: Vec<u32>, states: Vec<f32>) -> Self {
         Self {

@@ -59,7 +59,7 @@ pub(crate) fn seeds(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// If this number of replies is equal, it is not a coincidence.
+/// Number of replies to compare. If all are equal, this is not a coincidence.
 const DRAWS: u64 = 8;
 
 fn distinct(

@@ -179,7 +179,7 @@ pub(crate) fn held_back(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// The finish reason that a stream and a batch session report.
+/// Returns the stop cause that a stream reports and, if supported, the one of a batch session.
 fn causes(
     context: &Context,
     prompt: &Prompt,

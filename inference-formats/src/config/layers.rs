@@ -14,7 +14,7 @@ use serde_json::Value;
 pub enum LayerKind {
     /// All positions up to the query's own position.
     Full,
-    /// Only the last positions, as many as the window has.
+    /// Only the last positions, which are within the window.
     Sliding,
     /// No positions: the layer has a recurrent state of fixed size instead of keys and values.
     Recurrent,

@@ -100,7 +100,7 @@ pub struct ModelConfig {
     pub fields: Map<String, Value>,
 }
 
-/// The JSON object in `bytes`.
+/// Parses the JSON object in `bytes`.
 fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
     match python_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),

@@ -25,7 +25,7 @@ pub enum RopeScaling {
     },
     /// Llama 3.1: stretches long wavelengths, but not short ones.
     Llama3 {
-        /// The stretch of the longest wavelengths.
+        /// The factor that multiplies the longest wavelengths.
         factor: f32,
         /// Wavelengths above `original_context / low_freq_factor` get the full factor.
         low_freq_factor: f32,
@@ -36,7 +36,7 @@ pub enum RopeScaling {
     },
     /// `YaRN` (Peng et al. 2023): a gradual transition from unstretched to stretched wavelengths.
     Yarn {
-        /// The stretch of the longest wavelengths.
+        /// The factor that multiplies the longest wavelengths.
         factor: f32,
         /// The trained context length, in positions.
         original_context: f32,
@@ -81,7 +81,7 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// No scaling, and the whole head rotates.
+    /// Creates a rotation of the whole head, without scaling.
     pub fn plain(theta: f32) -> Self {
         Self {
             theta,

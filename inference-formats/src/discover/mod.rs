@@ -73,7 +73,7 @@ pub struct Discover {
 enum Visit {
     Directory(PathBuf, usize),
     Gguf(PathBuf),
-    /// An error, which is reported in its place in the order.
+    /// An error, which is reported in sequence, between the models before and after it.
     Fault(Error),
 }
 

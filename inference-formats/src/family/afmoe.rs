@@ -66,7 +66,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(fields)
 }
 
-/// In these files, the router's fields have other names than usual.
+/// Copies fields of attention and experts to their usual names, and fills in missing fields.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

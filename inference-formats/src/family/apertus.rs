@@ -47,7 +47,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// The reference always scales positions, even if the file contains no scaling.
+/// Sets the reference implementation's scaling of positions if the file contains none.
 fn complete(map: &mut Map<String, Value>) {
     if !is_set(map, "rope_parameters") && !map.contains_key("rope_scaling") {
         let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,

@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// In these files, the router's fields have other names than usual.
+/// Copies fields of attention and experts to their usual names, and fills in missing fields.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

@@ -50,7 +50,8 @@ fn prepare(map: &mut Map<String, Value>) {
     }
 }
 
-/// The first layers may be dense, with separate windows.
+/// Fills in missing fields, and lists which layers have a window. The first layers may be dense,
+/// with windows at another interval.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

@@ -79,14 +79,14 @@ pub struct Defaults {
     pub windows: Windows,
 }
 
-/// Which layers slide when the file does not list them.
+/// Which layers have a sliding window if the file does not list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
     /// All layers, if the file has a window.
     All,
     /// With `use_sliding_window`, the layers from `max_window_layers` on; otherwise none.
     FromLayer,
-    /// All except every n-th layer.
+    /// All layers except every n-th.
     AllBut {
         /// The n, which the field `sliding_window_pattern` overrides.
         every: usize,
@@ -145,7 +145,7 @@ pub enum JoinedExperts {
         /// Whether rows of gate and up alternate. Otherwise the gate's rows are first.
         alternating: bool,
     },
-    /// The matrices of all experts are one below another, `[experts * width, hidden]`. mlx-lm has
+    /// The rows of all experts' matrices are concatenated, `[experts * width, hidden]`. mlx-lm has
     /// a tensor for each expert, with the down matrix as `[hidden, width]`.
     Rows {
         /// The part of the name before `parts`.
@@ -196,7 +196,7 @@ pub enum ChatFormat {
 pub struct Renaming {
     /// Added in front of every new name.
     pub added: &'static str,
-    /// Removed from the front of old names that have it.
+    /// The prefix that is removed from old names.
     pub dropped: &'static str,
 }
 

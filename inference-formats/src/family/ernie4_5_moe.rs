@@ -35,7 +35,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// In these files, the experts' fields have other names than usual.
+/// Copies the fields of the experts to their usual names, and fills in missing fields.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

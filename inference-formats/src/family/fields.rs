@@ -19,7 +19,7 @@ pub(crate) fn fill(map: &mut Map<String, Value>, defaults: Value) {
     }
 }
 
-/// Lists the kind of each layer if the file does not.
+/// Sets `layer_types`, the list of the layers' kinds, if the file does not contain it.
 pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> &'static str) {
     let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
     // A number out of range is rejected later.
@@ -59,7 +59,8 @@ pub(crate) fn rotated_elements(map: &mut Map<String, Value>) {
     }
 }
 
-/// Copies fields with names of one family to their usual names, where these are not set.
+/// Copies fields from the names of one family to the usual names. Does not overwrite a field that
+/// is set.
 pub(crate) fn rename(map: &mut Map<String, Value>, names: Names) {
     for (from, to) in names {
         if !is_set(map, to)

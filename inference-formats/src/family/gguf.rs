@@ -21,7 +21,7 @@ pub struct GgufFamily {
     /// contain 0 as the number of heads. Their families name other keys here, and `read` replaces
     /// the values.
     pub(crate) sizes: (&'static str, &'static str),
-    /// Whether the layout differs from a directory's layout not only by names. Such files can be
+    /// Whether the layout differs from a directory's layout in more than names. Such files can be
     /// run but not converted.
     pub runs_only: bool,
     /// Whether files of this architecture are first read as another family. That family's `read`

@@ -57,7 +57,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// All query heads share one key head unless `multi_query` is off.
+/// Fills in missing fields. Unless `multi_query` is off, all query heads share one key head.
 fn complete(map: &mut Map<String, Value>) {
     super::gpt2::complete(map);
     fill(

@@ -37,7 +37,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Some fields may be lists with one number per layer.
+/// Copies fields to their usual names, and fills in missing fields. A list with an equal number for
+/// each layer is replaced by this number.
 fn complete(map: &mut Map<String, Value>) {
     for name in [
         "num_experts",

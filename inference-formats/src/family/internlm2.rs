@@ -38,7 +38,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// A single field sets the biases of all attention projections.
+/// Copies `bias`, which applies to all attention projections, to its usual name.
 fn complete(map: &mut Map<String, Value>) {
     rename(map, &[("bias", "attention_bias")]);
     fill(map, json!({"attention_bias": true}));

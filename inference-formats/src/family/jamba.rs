@@ -53,7 +53,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Periods and offsets determine which layers have attention, and which have experts.
+/// Fills in missing fields, and lists which layers have attention and which have experts. Periods
+/// and offsets in the file determine these layers.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

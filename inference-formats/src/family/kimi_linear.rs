@@ -71,8 +71,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the object `linear_attn_config`. It has the sizes of linear layers, and the indices of the
-/// layers of each kind, counted from 1.
+/// Reads the object `linear_attn_config`. The object has the sizes of linear layers, and the
+/// indices of the layers of each kind, counted from 1.
 fn complete(map: &mut Map<String, Value>) {
     let linear = |name: &str| {
         let value = map.get("linear_attn_config").and_then(|of| of.get(name));

@@ -37,7 +37,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// In these files, the router's fields have other names than usual.
+/// Copies fields of the mixture of experts to their usual names, and fills in missing fields.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

@@ -33,7 +33,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The width of the feed-forward part follows from the hidden size.
+/// Copies fields to their usual names, and computes the width of the feed-forward part from the
+/// hidden size.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

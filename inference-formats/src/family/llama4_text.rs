@@ -66,8 +66,9 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(fields)
 }
 
-/// Layers with rotation attend to chunks of positions. As with sliding windows, the cache drops
-/// earlier keys.
+/// Fills in missing fields, and lists which layers attend to all positions. The layers with
+/// rotation attend to chunks of positions. They are listed as layers with a sliding window, because
+/// their caches also drop earlier keys.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

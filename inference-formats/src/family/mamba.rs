@@ -24,7 +24,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Names in a GGUF block, and those below `$at`.
+/// Pairs of names: the name in a block of a GGUF file, and the name in a checkpoint with the prefix
+/// `$at`.
 macro_rules! names {
     ($at:literal $(, $more:expr)* $(,)?) => {
         &[

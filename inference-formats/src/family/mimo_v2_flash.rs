@@ -69,7 +69,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     ))
 }
 
-/// Lists of numbers tell which layers slide, and which layers have experts.
+/// Fills in missing fields, and lists which layers have a sliding window and which have experts. In
+/// the file, these are lists of the numbers 0 and 1.
 fn complete(map: &mut Map<String, Value>) {
     // In the reference implementation, a query attends to this number of positions before its own.
     let before = map.get("sliding_window_size").and_then(Value::as_u64);

@@ -28,8 +28,9 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. It does not contain the factors, so they are those of the only
-/// published model. The width of a value head is `hidden_size / num_attention_heads`.
+/// Reads the fields of a GGUF file. The file contains no scale factors of the embedding and the
+/// residual stream, so the function returns those of the only published model. The width of a value
+/// head is `hidden_size / num_attention_heads`.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let rotated = keys.required("rope.dimension_count", limits::HEAD_DIM)?;

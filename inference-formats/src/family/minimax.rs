@@ -44,8 +44,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// `rotary_dim` is the number of rotated elements of a head. `intermediate_size` is the width of an
-/// expert.
+/// Copies fields to their usual names, and fills in missing fields. In these files, `rotary_dim` is
+/// the number of rotated elements of a head, and `intermediate_size` is the width of an expert.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

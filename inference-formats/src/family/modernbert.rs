@@ -20,8 +20,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Every third layer attends to all positions, beginning with the first layer. The configuration
-/// has special names for that, and for the two rotations.
+/// Copies fields to their usual names, and lists which layers attend to all positions: by default
+/// the first layer, and every third layer after it.
 fn complete(map: &mut Map<String, Value>) {
     for (name, usual) in [
         ("norm_eps", "rms_norm_eps"),

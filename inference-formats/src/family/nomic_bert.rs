@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// These files have other names for the fields of the rotation.
+/// Copies the fields of the rotation to their usual names.
 fn complete(map: &mut Map<String, Value>) {
     if let Some(base) = map.get("rotary_emb_base").filter(|v| !v.is_null()).cloned() {
         map.insert("rope_theta".to_owned(), base);

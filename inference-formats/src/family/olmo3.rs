@@ -31,7 +31,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Sliding layers have the same base as the full ones, but no scaling.
+/// Fills in the window and the rotary base of layers with a window. This base equals the base of
+/// the other layers, but is not scaled.
 fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"sliding_window": 4096}));
     if !is_set(map, "rope_local_base_freq") {

@@ -38,7 +38,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// In these files, `intermediate_size` counts gate and up together.
+/// Halves `intermediate_size`, which in these files counts the features of gate and up together.
 fn prepare(map: &mut Map<String, Value>) {
     if let Some(both) = map.get("intermediate_size").and_then(Value::as_u64) {
         map.insert("intermediate_size".into(), json!(both / 2));

@@ -112,7 +112,8 @@ fn write(map: &mut Map<String, Value>) {
     }
 }
 
-/// The number of heads and the width of channel mixing follow from the hidden size.
+/// Fills in missing fields, and computes the number of heads and the width of channel mixing from
+/// the hidden size.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

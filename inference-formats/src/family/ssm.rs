@@ -44,7 +44,8 @@ impl Sizes {
     }
 }
 
-/// Names in a GGUF block, and those below `$at`: matrices, convolutions and norms.
+/// Pairs of names for matrices, convolutions and norms: the name in a block of a GGUF file, and the
+/// name in a checkpoint with the prefix `$at`. `$more` adds further pairs.
 macro_rules! names {
     ($at:literal $(, $more:expr)* $(,)?) => {
         &[

@@ -27,7 +27,7 @@ pub static FAMILY: Family = Family {
         // A directory with mlx-lm's names of experts has norms to which 1 was added.
         keeps_plus_one: true,
         write,
-        // Other names of routers would tell mlx-lm to add the 1 itself.
+        // With other names of the router's tensors, mlx-lm would add the 1 again.
         changes: &[
             (
                 ".mlp.gate.weight",
@@ -57,7 +57,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// These files have other names for the sizes of attention and experts, and lists of rotations.
+/// Copies fields of attention and experts to their usual names, and fills in missing fields.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

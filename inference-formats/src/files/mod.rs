@@ -127,7 +127,7 @@ impl CheckedFile {
         self.len
     }
 
-    /// Another handle to the same open file, such as for mapping it.
+    /// Returns another handle to the same open file, for example to map the file.
     ///
     /// # Errors
     /// When the system has no handle left.

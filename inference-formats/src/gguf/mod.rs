@@ -153,7 +153,7 @@ impl Gguf {
             .read_exact_at(buffer, self.place_of(tensor, first, buffer.len())?)
     }
 
-    /// Another handle to the same open file, such as for mapping it.
+    /// Returns another handle to the same open file, for example to map the file.
     ///
     /// # Errors
     /// When the system has no handle left.

@@ -118,17 +118,18 @@ fn signs_of_seven(bits: u32) -> u8 {
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
-/// Eight codes of an entry of IQ2. A set bit of `signs` is a minus.
+/// Returns the eight codes that a table entry of IQ2 represents. A set bit of `signs` means a
+/// negative value.
 fn iq2_codes(entry: u16, signs: u8) -> [u8; 8] {
     std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | (signs >> i & 1) << 3)
 }
 
-/// Eight codes of two entries of IQ3.
+/// Returns the eight codes that two table entries of IQ3 represent, with their signs.
 fn iq3_codes(entries: [u16; 2], signs: u8) -> [u8; 8] {
     std::array::from_fn(|i| (entries[i / 4] >> (3 * (i % 4)) & 7) as u8 | (signs >> i & 1) << 3)
 }
 
-/// Eight codes of an entry of IQ1.
+/// Returns the eight codes that a table entry of IQ1 represents.
 fn iq1_codes(entry: u16, down: bool) -> [u8; 8] {
     let entry = grids::IQ1[usize::from(entry & 2047)];
     std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | u8::from(down) << 2)

@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 use super::activation::Activation;
 use crate::error::{Error, Result};
 
-/// Versions of the index. The second one added levels, tensors and other number types.
+/// The versions of `index.json` that can be read. Version 2 added the level (see [`Level`]),
+/// further weight tensors, and other number types than float32.
 pub(super) const VERSIONS: std::ops::RangeInclusive<u32> = 1..=2;
 /// The version of `down_meta.bin`.
 const META_VERSION: u32 = 1;

@@ -57,7 +57,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Splits off one place, for one of several requests.
+    /// Removes one place from the reserved ones and returns it, for one of several requests.
     pub(crate) fn one(&mut self) -> Option<Places> {
         let body = self.body();
         self.permit.split(1).map(|permit| Places { permit, body })
@@ -74,7 +74,7 @@ impl Places {
         self.body.clone()
     }
 
-    /// The number of places.
+    /// The number of reserved places.
     pub(crate) fn len(&self) -> usize {
         self.permit.num_permits()
     }
@@ -84,7 +84,7 @@ impl Places {
     }
 }
 
-/// Why no place is available.
+/// The reason why no place in the queue is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full,

@@ -55,7 +55,7 @@ fn duration(text: &str) -> Option<Option<Duration>> {
     }
 }
 
-/// Digits with at most one point.
+/// Parses digits with at most one decimal point.
 fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     text.parse().ok().filter(|_| plain)

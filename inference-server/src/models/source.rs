@@ -125,7 +125,7 @@ pub struct PullProgress {
 }
 
 impl PullProgress {
-    /// Progress with this activity, without a file.
+    /// Creates a progress report with this activity, without a file.
     #[must_use]
     pub fn new(status: impl Into<String>) -> Self {
         Self {

@@ -26,7 +26,7 @@ pub(crate) struct ToolChoice {
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
-    /// No call.
+    /// Creates the choice that forbids calls.
     pub(crate) fn none() -> Self {
         Self {
             forbidden: true,
@@ -144,7 +144,7 @@ impl ToolChoice {
         Ok(grammar)
     }
 
-    /// How a reply is either a call or JSON of `schema`.
+    /// Returns the grammar and the reader of replies that are either a call or JSON of `schema`.
     fn either(
         &self,
         app: &App,

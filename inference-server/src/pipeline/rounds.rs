@@ -62,7 +62,7 @@ pub(crate) struct Plan {
     /// The number of the request's own tools, which come first.
     pub(crate) own: usize,
     pub(crate) choice: ToolChoice,
-    /// The options without those that depend on the prompt.
+    /// The options, except those that depend on the prompt.
     pub(crate) options: GenerateOptions,
     /// The maximum number of tokens of reasoning in a round.
     pub(crate) reasoning: Option<usize>,

@@ -6,7 +6,7 @@ use inference_text::reply::JsonStart;
 
 use super::{Delta, ReplyParser};
 
-/// A grammar for such replies, and how to read one.
+/// A grammar for replies that are either calls or JSON, and the data for reading such a reply.
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub struct CallOrJson {
@@ -18,7 +18,7 @@ pub struct CallOrJson {
     pub start: JsonStart,
 }
 
-/// Reads such a reply.
+/// Reads a reply that is either calls or JSON.
 pub(crate) struct Either {
     lead: String,
     start: JsonStart,

@@ -84,7 +84,7 @@ pub(crate) struct ReplySpans {
 }
 
 impl ReplySpans {
-    /// Spans of a reply in the request of this task, which arrived at this time.
+    /// Creates the spans of a reply to the request of this task, which arrived at this time.
     pub(crate) fn begin(model: &str, arrived: Instant) -> Self {
         let request = REQUEST.try_with(Clone::clone).ok();
         let now = SystemTime::now();
@@ -98,7 +98,7 @@ impl ReplySpans {
         }
     }
 
-    /// Spans of the next round of a reply that called the server's tools.
+    /// Creates the spans of the next round of a reply that called the server's tools.
     pub(crate) fn again(&self) -> Self {
         Self {
             request: self.request.clone(),

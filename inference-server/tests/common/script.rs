@@ -50,7 +50,7 @@ struct Grammars {
     paused: AtomicBool,
     compiling: AtomicUsize,
     compiled: Mutex<Vec<Grammar>>,
-    /// Number of grammars compiled inside a session, which blocks other requests.
+    /// Number of grammars compiled inside a generation session, which blocks other requests.
     in_session: AtomicUsize,
 }
 
@@ -65,7 +65,8 @@ impl State {
         self.grammars.compiling.load(Ordering::SeqCst)
     }
 
-    /// The number of grammars that were compiled inside a session.
+    /// The number of grammars that were not compiled during the preparation of their requests, but
+    /// later, in the generation session, where compiling blocks other requests.
     pub fn compiled_in_session(&self) -> usize {
         self.grammars.in_session.load(Ordering::SeqCst)
     }

@@ -85,7 +85,7 @@ const RULES: &[Rule] = &[
 const OTHER_MODELS: &[(&str, Family)] = &[("kimi_k2", Family::KimiK2)];
 
 impl Format {
-    /// No format: all text is content.
+    /// Creates the format without calls and reasoning: all text is content.
     pub const fn none() -> Self {
         Self {
             family: Family::None,

@@ -67,8 +67,9 @@ pub(super) struct Marker {
     pub(super) action: Action,
 }
 
-/// A body without a marker, which starts with a certain character at the start of the reply. It is
-/// tried only if tools are offered. The first call must name one of these tools.
+/// The body of calls without a marker. It begins with a certain character at the start of the
+/// reply. The parser tries it only if tools are offered. The first call must name one of these
+/// tools.
 #[derive(Clone, Copy)]
 pub(super) struct Unmarked {
     /// Whether a body may begin with this character.

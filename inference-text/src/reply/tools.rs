@@ -159,7 +159,7 @@ pub(super) fn of_value(value: &Value) -> Kinds {
     }
 }
 
-/// Follows local references.
+/// Returns the schema to which local references lead.
 pub(super) fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
     let mut schema = schema;
     for _ in 0..MAX_REFERENCES {

@@ -140,10 +140,9 @@ fn load(
 /// The changes of an adapter, each with its slot.
 pub(super) type SlotDeltas = Vec<(Arc<ParamSlot>, Delta)>;
 
-/// Returns the changes of the adapter in a directory to the layers in `all`, and the adapter's
-/// kind. The model's first `blocks` blocks may be in other processes, so changes of missing layers
-/// in these blocks are ignored. If a layer is divided among processes, returns this process's
-/// share.
+/// Reads the adapter in `dir`. Returns its changes to the layers in `all`, and its kind. The
+/// model's first `blocks` blocks may be in other processes, so changes of missing layers in these
+/// blocks are ignored. If a layer is divided among processes, its change is this process's share.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this

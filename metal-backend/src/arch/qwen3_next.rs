@@ -56,9 +56,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Returns the formula of norms. They add 1 to the stored weights, unless a conversion has already
-/// added it. mlx-lm adds it, and also transposes the convolutions; this is how its checkpoints are
-/// recognized.
+/// Returns the kind of the norms. They add 1 to the stored weights, unless a conversion has already
+/// added the 1. A conversion by mlx-lm adds the 1 and also transposes the convolutions, so the
+/// shape of a convolution identifies its checkpoints.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let first = (0..config.num_hidden_layers).find(|&layer| config.is_recurrent(layer));
     let conv = |layer: usize| {

@@ -17,7 +17,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// Describes the format for the user.
+    /// Returns a description of the format for the user.
     pub(super) fn told(self) -> String {
         let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
         format!("{mode}, {bits} bits in groups of {group}")
@@ -200,8 +200,8 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// Whether a tensor joins the matrices of all experts in a form that cannot be quantized:
-/// transformers' form (Llama 4, gpt-oss, Qwen3.5, DBRX) or Granite's.
+/// Whether a tensor contains the matrices of all experts in a form that cannot be quantized: the
+/// form of the Transformers library (Llama 4, gpt-oss, Qwen3.5, DBRX), or Granite's.
 pub(super) fn is_fused_stack(name: &str, shape: &[usize]) -> bool {
     let unnamed = name.contains(".experts.") && !name.ends_with(".weight");
     let granite = name.ends_with("input_linear.weight") || name.ends_with("output_linear.weight");

@@ -209,8 +209,9 @@ impl Weight {
         cpu::QuantizedMatrix::from_interleaved(words, factors, format).map(Self::Interleaved)
     }
 
-    /// Creates a weight of `rows` rows from interleaved parts in a file's layout. Returns `None` if
-    /// the kernels do not support the layout.
+    /// Creates a weight of `rows` rows from the arrays of a quantized matrix (codes, scales, ...),
+    /// which `layout` describes. In each array, eight rows are interleaved. Returns `None` if the
+    /// kernels do not support `layout`.
     ///
     /// # Errors
     /// If the parts do not match.

@@ -48,7 +48,7 @@ fn step() -> usize {
     GenerateOptions::default().prefill.prefill_step_size
 }
 
-/// Runs the forward pass of one step with a watch.
+/// Runs the forward pass of one step, with observers.
 type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
 
 /// The inputs of one run: the engine, its decoder, and the caller's handle for cancellation.

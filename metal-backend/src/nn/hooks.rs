@@ -56,7 +56,7 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Creates a watch without observers.
+    /// Creates a watch that observes and changes nothing.
     pub fn nothing() -> Self {
         Self::default()
     }

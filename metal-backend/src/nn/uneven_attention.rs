@@ -14,8 +14,9 @@ use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 /// An attention layer with narrow value heads.
 #[derive(Debug)]
 pub struct UnevenAttention {
-    /// The attention, with all heads as wide as keys. Its value projection is `[hidden] ->
-    /// [n_kv_heads * values]`, and its output projection is `[n_heads * values] -> [hidden]`.
+    /// The attention, whose value heads are padded to the width of key heads. Its value projection
+    /// is `[hidden] -> [n_kv_heads * values]`, and its output projection is `[n_heads * values] ->
+    /// [hidden]`.
     pub attention: Attention,
     /// Elements of a value head, at most `head_dim`.
     pub values: i32,

@@ -35,7 +35,7 @@ impl Default for Dwq {
     }
 }
 
-/// One in this many batches, but at least one, is used for validation instead of training.
+/// The number of batches per validation batch. At least one batch is for validation, not training.
 const VALIDATION: usize = 16;
 
 /// A matrix with its codes, which do not change during training.

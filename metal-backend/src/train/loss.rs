@@ -206,7 +206,7 @@ pub struct Grpo {
 }
 
 impl Default for Grpo {
-    /// TRL's values.
+    /// The default values of the library TRL.
     fn default() -> Self {
         Self {
             beta: 0.0,

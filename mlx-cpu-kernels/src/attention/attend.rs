@@ -84,8 +84,8 @@ impl AttentionMask {
         }
     }
 
-    /// All keys. The keys after the kept ones are in a ring buffer. The query is the last of its
-    /// sequence.
+    /// Returns all keys of a cache whose last `window` slots are a ring buffer. The query must be
+    /// the last of its sequence.
     fn ring(&self, position: usize) -> VisibleKeys {
         let window = self.window.map_or(0, dim);
         if window == 0 || window > self.len || position + 1 < self.len {
@@ -104,8 +104,8 @@ impl AttentionMask {
 
 /// Attention of packed queries over KV caches. The inputs are float32: packed rows `[rows, width]`,
 /// the weight of the query norm `[d]`, and the sinks `[heads]`. Then keys and values `[1, Hkv, n,
-/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences. Packed ones
-/// have the words of a head in place of `d`.
+/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences. If they are
+/// packed, the last axis has the words of a head instead of `d` elements.
 pub struct Attention {
     /// The number of query heads.
     pub heads: usize,

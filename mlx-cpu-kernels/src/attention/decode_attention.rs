@@ -30,7 +30,8 @@ pub(crate) struct DecodeTask<'a> {
     pub isa: Isa,
     pub d: usize,
     pub softcap: Option<f32>,
-    /// The slopes of the heads, and the position of the query; no slopes without a distance bias.
+    /// The slope of each head, and the position of the query. Without a distance bias, the slopes
+    /// are empty.
     pub distances: (&'a [f32], f32),
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
@@ -67,7 +68,8 @@ pub(crate) struct PartialSoftmax<'a> {
 }
 
 impl DecodeTask<'_> {
-    /// Positions `part` of keys or values, and the stride between positions in elements.
+    /// Returns the keys or values at the positions in `part`, and the stride from one position to
+    /// the next, in elements. `wide` is scratch memory for converted elements.
     fn rows<'s>(
         &self,
         rows: &'s KvRows<'s>,
@@ -101,7 +103,7 @@ impl DecodeTask<'_> {
             partial.sums.fill(0.0);
             return;
         }
-        // A key's position modulo 8 is its lane, so the first lanes may be hidden.
+        // A key's lane is its position modulo 8. So the lanes before the first key may be unused.
         let (first, step) = (block.position % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
         scores.clear();
         resize(scores, heads * step, f32::NEG_INFINITY);

@@ -144,7 +144,7 @@ impl AttentionTask<'_> {
                         known = Some((q, group));
                     }
                     let head = part * heads + group * queries_per_kv;
-                    // SAFETY: only this unit writes these heads of this block.
+                    // SAFETY: no other unit of work writes these heads of this block.
                     let partial = unsafe {
                         PartialSoftmax {
                             sums: all_sums.slice_mut(head * d, queries_per_kv * d),

@@ -20,16 +20,16 @@ pub(crate) const BLOCK_KEYS: usize = 64;
 /// The keys that a query attends to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VisibleKeys {
-    /// The number of kept keys. They are the first ones in memory and in the sequence.
+    /// The number of kept keys, which are the first keys in memory and in the sequence.
     pub kept: usize,
-    /// The other keys, in the order of their positions. The second range is empty, unless the keys
-    /// are in a ring buffer.
+    /// The keys after the kept ones, in the order of their positions. The second range is empty,
+    /// unless these keys are in a ring buffer.
     pub ranges: [Range<usize>; 2],
     /// The position of the first key of `ranges`.
     pub position: usize,
 }
 
-/// Some visible keys, which are added together.
+/// A block of visible keys, whose softmax and weighted sum of values are computed together.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyBlock {
     /// The keys, as ranges in memory. The second range may be empty.
@@ -46,7 +46,7 @@ impl KeyBlock {
 }
 
 impl VisibleKeys {
-    /// Keys that are consecutive in memory, without kept ones.
+    /// Creates visible keys that are consecutive in memory.
     pub(crate) fn run(keys: Range<usize>, position: usize) -> Self {
         Self {
             kept: 0,
@@ -70,7 +70,7 @@ impl VisibleKeys {
         (self.kept.div_ceil(BLOCK_KEYS) + others).max(1)
     }
 
-    /// Block `number`, below [`Self::blocks`].
+    /// Returns block `number`, which must be less than [`Self::blocks`].
     pub(crate) fn block(&self, number: usize) -> KeyBlock {
         let of_kept = self.kept.div_ceil(BLOCK_KEYS);
         if number < of_kept {
@@ -135,8 +135,8 @@ impl Running {
     }
 }
 
-/// The bias by the distance between a query's and a key's position. It is subtracted from the
-/// score.
+/// Returns the value that is subtracted from a score because of the distance between the query's
+/// and the key's position.
 #[inline(always)]
 pub(crate) fn distance_bias(slope: f32, query: f32, key: usize) -> f32 {
     slope * (query - key as f32).abs()

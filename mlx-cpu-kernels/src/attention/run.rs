@@ -300,7 +300,7 @@ impl AttentionTask<'_> {
         flash_panel.run(
             |h, i, query| self.query(panel.start + i, heads.start + h, query),
             |h, i| {
-                // SAFETY: only this unit writes these heads of this query.
+                // SAFETY: no other unit of work writes these heads of this query.
                 unsafe { self.output(panel.start + i, heads.start + h) }
             },
         );
@@ -317,9 +317,10 @@ fn heads_at_once((heads, per_kv): (usize, usize), panels: usize, threads: usize)
         .unwrap_or(1)
 }
 
-/// The index of the `i`-th part to compute. Each thread has its own parts and computes the last of
-/// them first. The last part attends to the most keys, so it should not be left over at the end. A
-/// thread's parts are the rows that it has projected.
+/// Returns the index of the part that is computed as the `i`-th. Each thread computes its parts
+/// from the last to the first. The last part attends to the most keys and takes longest, so it
+/// should not be the only one left at the end. A thread's parts are the rows that the same thread
+/// has projected.
 fn last_first(i: usize, parts: usize) -> usize {
     let indices = pool::pool().owner_parts(parts, i);
     indices.start + indices.end - 1 - i

@@ -98,7 +98,7 @@ impl Scratch {
                 run(&|panels| {
                     for rows in panels {
                         let rows = rows.start * k..rows.end * k;
-                        // SAFETY: each panel belongs to only one part.
+                        // SAFETY: each panel belongs to only one part of the job.
                         let out = unsafe { out.slice_mut(rows.start, rows.len()) };
                         normalize(isa, &x[rows], weight, eps, out);
                     }
@@ -128,7 +128,8 @@ impl Scratch {
         }
     }
 
-    /// The rows of the last [`Self::fill`]. That call must have had no norm and the same forms.
+    /// Returns the rows that the last [`Self::fill`] prepared. That call must have had no norm, and
+    /// the same forms.
     pub(crate) fn filled<'a>(
         &'a self,
         isa: Isa,
@@ -201,7 +202,7 @@ impl PreparedForm {
         run(&|panels| {
             for rows in panels {
                 let (first, n) = (rows.start, rows.len());
-                // SAFETY: each panel belongs to only one part.
+                // SAFETY: each panel belongs to only one part of the job.
                 let to = unsafe {
                     InputPanelMut {
                         values: values.slice_mut(first * floats, n * floats),

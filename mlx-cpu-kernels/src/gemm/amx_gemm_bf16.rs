@@ -88,7 +88,7 @@ impl GemmTask<'_> {
         let all = SharedOutput::new(&mut panels[..count]);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                // SAFETY: each panel belongs to only one part.
+                // SAFETY: each panel belongs to only one part of the job.
                 let panel = &mut unsafe { all.slice_mut(i, 1) }[0];
                 panel.clear(k);
                 for (lane, row) in (first + i * TILE_ROWS..last).take(TILE_ROWS).enumerate() {

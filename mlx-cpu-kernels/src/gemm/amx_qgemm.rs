@@ -239,8 +239,8 @@ impl GemmTask<'_> {
             let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
             let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
             let weight = self.norm.map(|(weight, _)| weight);
-            // SAFETY: each row belongs to only one part. Only `detect` makes `Isa::Amx`, on
-            // processors with AVX-512.
+            // SAFETY: each row belongs to only one part of the job. Only `detect` makes `Isa::Amx`,
+            // on processors with AVX-512.
             unsafe { writer.row(row, x, (factor, weight)) };
         }
     }

@@ -141,8 +141,9 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// The instruction for this product. `None` if 8-bit integers do not support it. They support
-    /// many rows, whole units of columns, and matrices whose codes represent integers.
+    /// Returns the instruction for this product, or `None` if it cannot be computed in 8-bit
+    /// integers. This requires many rows, whole units of columns, and a matrix whose codes
+    /// represent integers.
     pub(crate) fn byte_dot(&self) -> Option<Dot> {
         let fits = self.product.rows >= MIN_GEMM_ROWS
             && self.product.k.is_multiple_of(UNIT)
@@ -187,7 +188,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: only one part writes each panel.
+                    // SAFETY: no two parts of the job write the same panel.
                     let (mut coarse, fine, refined) = unsafe {
                         let refined = &mut refined.slice_mut(i, 1)[0];
                         (coarse.panel(i, sizes), fine.panel(i, fine_sizes), refined)

@@ -187,7 +187,7 @@ fn normalize<'n>(
         for row in from..to {
             let x = &x[row * k..(row + 1) * k];
             let factor = 1.0 / (dot(isa, x, x) / k as f32 + eps).sqrt();
-            // SAFETY: only this part writes this row.
+            // SAFETY: no other part of the job writes this row.
             let out = unsafe { all.slice_mut(row * k, k) };
             for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
                 *out = x * factor * w;
@@ -271,7 +271,7 @@ impl Task<'_> {
             let mut first = rows.start;
             for tile in 0..tiles {
                 let last = rows.start + (tile + 1) * rows.len() / tiles;
-                // The panel after this one begins at its end, unless it belongs to another matrix.
+                // The next panel begins where this panel ends, unless it belongs to another matrix.
                 let distance = size + tile * step * self.product.k;
                 let panels = panels.map(|panel| (panel, (distance, step)));
                 match self.product.gate {
@@ -295,7 +295,7 @@ impl Task<'_> {
             let tile = &mut tile[..count * width];
             self.multiply(rows, (place.part, place.panel), panel, tile);
             for (i, tile) in tile.chunks_exact(width).enumerate() {
-                // SAFETY: only this part of the job writes these columns of this row.
+                // SAFETY: no other part of the job writes these columns of this row.
                 let out = unsafe { self.out.slice_mut(begin + i * n, place.columns) };
                 out.copy_from_slice(&tile[..place.columns]);
                 if let Some(residual) = self.residual {
@@ -317,7 +317,7 @@ impl Task<'_> {
         }
         if let Some(activation) = activation {
             for i in 0..count {
-                // SAFETY: only this part of the job writes these columns of this row.
+                // SAFETY: no other part of the job writes these columns of this row.
                 let out = unsafe { self.out.slice_mut(begin + i * n, place.columns) };
                 gate_apply(self.isa, activation, out);
             }
@@ -347,7 +347,7 @@ impl Task<'_> {
             &ups[..count * width],
         );
         for (row, tile) in rows.zip(gates.chunks_exact(width)) {
-            // SAFETY: only this part of the job writes these columns of this row.
+            // SAFETY: no other part of the job writes these columns of this row.
             let out = unsafe { self.out.slice_mut(row * n + place.start, place.columns) };
             out.copy_from_slice(&tile[..place.columns]);
         }
@@ -373,7 +373,7 @@ impl Task<'_> {
     }
 
     /// Multiplies rows with a whole panel, and adds a bias and a residual with the output's stride.
-    /// The outputs must exist, and only this part of the job may use them.
+    /// The outputs must exist, and no other part of the job may use them.
     fn multiply_to(
         &self,
         rows: Range<usize>,
@@ -406,7 +406,7 @@ impl Task<'_> {
             };
             let panel = (panel.as_ptr(), ahead);
             // SAFETY: the slices have the elements, as asserted. Both callers checked the outputs,
-            // which only this part of the job uses.
+            // which no other part of the job uses.
             unsafe { columns::multiply(self.isa, (rows.len(), k), x, panel, &to) };
         }
         #[cfg(not(target_arch = "x86_64"))]

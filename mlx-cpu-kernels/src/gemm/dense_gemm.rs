@@ -114,7 +114,7 @@ impl GemmTask<'_> {
                     *factor = self.factor(isa, x);
                 }
                 let norm = self.norm.map(|(weight, _)| (weight, &factors[..]));
-                // SAFETY: only this part writes this panel.
+                // SAFETY: no other part of the job writes this panel.
                 let panel = unsafe { all.slice_mut(i * size, size) };
                 dense_rows::pack_inputs(isa, &rows[..n], norm, sizes.inputs, panel);
             }

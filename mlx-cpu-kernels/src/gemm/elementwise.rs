@@ -1,4 +1,5 @@
-//! Functions of single elements. MLX computes them on one core, and exponentials without vectors.
+//! Element-wise functions. MLX computes them on one core, and exponentials without vector
+//! instructions.
 
 use crate::isa::{Isa, compiled_for_each_isa};
 use crate::partition::{SharedOutput, parallel_ranges};
@@ -41,7 +42,7 @@ impl Work for Elementwise {
         parallel_ranges(self.len.div_ceil(BLOCK), 16 * self.len, &|first, last| {
             for block in first..last {
                 let range = block * BLOCK..self.len.min((block + 1) * BLOCK);
-                // SAFETY: only this part writes these elements.
+                // SAFETY: blocks do not overlap, and only one thread processes each block.
                 let out = unsafe { out.slice_mut(range.start, range.len()) };
                 apply(isa, self.function, &x[range], out);
             }

@@ -164,7 +164,7 @@ impl Work for ExpertBlock {
                         .skip(from)
                     {
                         let (gates, ups) = both.split_at(width);
-                        // SAFETY: each row belongs to only one part.
+                        // SAFETY: each row belongs to only one part of the job.
                         let to = unsafe { middle.slice_mut(i * width, width) };
                         to.copy_from_slice(gates);
                         self.activation.apply(self.isa, to, ups);

@@ -223,7 +223,7 @@ impl StackProduct<'_> {
         let shared = SharedOutput::new(scratches);
         parallel_ranges(few.len(), rows * k * 4, &|from, to| {
             for (i, (_, range)) in few.iter().enumerate().take(to).skip(from) {
-                // SAFETY: each scratch memory belongs to only one part.
+                // SAFETY: each scratch memory belongs to only one part of the job.
                 let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
                 let inputs = &x[range.start * k..range.end * k];
                 scratch.fill(isa, inputs, None, k, forms);
@@ -259,7 +259,7 @@ pub(crate) fn gather(
     parallel_ranges(range.len(), range.len() * k, &|first, last| {
         for i in first..last {
             let row = row(range.start + i);
-            // SAFETY: only one part writes each row.
+            // SAFETY: no two parts of the job write the same row.
             let to = unsafe { out.slice_mut(i * k, k) };
             to.copy_from_slice(&from[row * k..(row + 1) * k]);
         }
@@ -321,7 +321,7 @@ impl Work for ExpertProduct {
                 let outputs = &outputs[..range.len() * n];
                 parallel_ranges(range.len(), range.len() * n, &|first, last| {
                     for (i, y) in outputs.chunks_exact(n).enumerate().take(last).skip(first) {
-                        // SAFETY: only one part writes each pair.
+                        // SAFETY: no two parts of the job write the same pair.
                         let to = unsafe { out.slice_mut(routes.pairs[range.start + i] * n, n) };
                         to.copy_from_slice(y);
                     }
@@ -392,7 +392,7 @@ pub(crate) fn add_pairs(
     let n = values.len() / range.len().max(1);
     parallel_ranges(rows, values.len(), &|first, last| {
         for row in first..last {
-            // SAFETY: only one part writes each row.
+            // SAFETY: no two parts of the job write the same row.
             let to = unsafe { out.slice_mut(row * n, n) };
             for pair in row * per_row..(row + 1) * per_row {
                 let place = routes.places[pair];

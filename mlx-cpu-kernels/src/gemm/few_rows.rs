@@ -92,9 +92,9 @@ impl Product {
         }
     }
 
-    /// The minimum number of rows for which this kernel is not used. It unpacks codes to registers,
-    /// once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows. That is
-    /// faster with 64 or more rows, and gives the same bits.
+    /// Returns the number of rows from which on another kernel is used. It unpacks codes to
+    /// registers, once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all
+    /// rows. That is faster with 64 or more rows, and gives the same bits.
     pub(crate) fn few_below(&self) -> usize {
         if self.float_inputs {
             return 0;
@@ -201,7 +201,7 @@ impl Product {
                 while from < rows.count {
                     let n = rows.panel_rows(from);
                     let at_row = |i: usize| (job.first_row + from + i) * self.n + place + column;
-                    // SAFETY: only this part writes these columns of these rows.
+                    // SAFETY: no other part of the job writes these columns of these rows.
                     let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
                     self.qgemv(*data, (at - start, next - start), rows, from, &mut to);
                     if let Some(activation) = self.activation {
@@ -246,7 +246,7 @@ impl Product {
                 while from < rows.count {
                     let n = rows.panel_rows(from);
                     let place = from * self.n + at * INTERLEAVED_ROWS;
-                    // SAFETY: only this part writes these columns.
+                    // SAFETY: no other part of the job writes these columns.
                     let mut gates = unsafe { out.block(place, self.n, (n, columns)) };
                     let mut ups = [0.0; BLOCK * MOST_ROWS];
                     let mut ups = OutputBlock::contiguous(&mut ups[..n * columns], n);

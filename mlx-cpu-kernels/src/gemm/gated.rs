@@ -34,7 +34,7 @@ impl Work for Gated {
         parallel_ranges(self.len.div_ceil(BLOCK), 16 * self.len, &|first, last| {
             for block in first..last {
                 let range = block * BLOCK..self.len.min((block + 1) * BLOCK);
-                // SAFETY: only this part writes these elements.
+                // SAFETY: no other part of the job writes these elements.
                 let out = unsafe { out.slice_mut(range.start, range.len()) };
                 out.copy_from_slice(&x[range.clone()]);
                 match y {

@@ -131,7 +131,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: each panel belongs to only one part.
+                    // SAFETY: each panel belongs to only one part of the job.
                     let columns = unsafe {
                         let pairs = pairs.slice_mut(i * sizes[0], sizes[0]);
                         InputColumnsMut {

@@ -38,7 +38,7 @@ impl Work for LayerNorm {
         let out = SharedOutput::new(output);
         parallel_ranges(rows, rows * k * 4, &|from, to| {
             let x = &x[from * k..to * k];
-            // SAFETY: only this part writes these rows.
+            // SAFETY: no other part of the job writes these rows.
             let out = unsafe { out.slice_mut(from * k, (to - from) * k) };
             normalize(isa, x, (weight, bias, eps), out);
         });

@@ -131,7 +131,7 @@ impl GemmTask<'_> {
         let all = SharedOutput::new(panels);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                // SAFETY: only one part writes each panel.
+                // SAFETY: no two parts of the job write the same panel.
                 let panel = unsafe { all.slice_mut(i * LANES * k, LANES * k) };
                 self.fill_panel((first + i * LANES, last), panel);
             }

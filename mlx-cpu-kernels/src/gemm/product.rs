@@ -28,14 +28,14 @@ pub struct Size {
 
 /// Keeps the memory of a [`StoredMatrix`] alive.
 pub trait MatrixOwner: Send + Sync {
-    /// Whether all values that were read so far are those of the matrix. They are not if the matrix
-    /// is in a mapped file that was truncated. Products with such a matrix are NaN.
+    /// Whether all values read so far are valid. They are invalid if the matrix is in a mapped file
+    /// that was truncated. Products with such a matrix are NaN.
     fn is_intact(&self) -> bool {
         true
     }
 }
 
-/// The arrays of a matrix that an operation stores, so that they are not among its inputs.
+/// The arrays of a matrix that the operation itself stores, instead of receiving them as inputs.
 #[derive(Clone)]
 pub struct StoredMatrix {
     /// Words, scales and biases; or three times the elements of a dense matrix.
@@ -198,7 +198,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// Whether the stored matrices have their values; see [`MatrixOwner::is_intact`].
+    /// Whether all stored matrices are intact; see [`MatrixOwner::is_intact`].
     pub fn is_intact(&self) -> bool {
         let stored = self.parts.iter().filter_map(|part| part.stored.as_ref());
         stored.into_iter().all(StoredMatrix::is_intact)

@@ -95,7 +95,7 @@ impl GemmTask<'_> {
             return;
         };
         parallel_ranges(rows, rows * n * 16, &|from, to| {
-            // SAFETY: only this part writes these rows.
+            // SAFETY: no other part of the job writes these rows.
             let outputs = unsafe { out.slice_mut(from * n, (to - from) * n) };
             gate_apply(isa, activation, outputs);
         });

@@ -149,8 +149,8 @@ impl ProductVjp {
                 };
                 // SAFETY: `rows` rows of `c`, whose length is asserted, have `depth` elements from
                 // `first` on. `weights` has `depth` rows of `width` elements, a multiple of
-                // `LANES`. The output has these columns in each row, and only this part writes
-                // them.
+                // `LANES`. The output has these columns in each row, and no other part of the job
+                // writes them.
                 unsafe {
                     microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);
                 };
@@ -159,7 +159,7 @@ impl ProductVjp {
         if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4 && matrix.codes() == Codes::Integers)
         {
             for row in 0..self.rows {
-                // SAFETY: these columns belong to only this part, and no tile uses them any more.
+                // SAFETY: no other part of the job uses these columns, and all tiles are done.
                 let columns = unsafe { out.slice_mut(row * k + from, width) };
                 columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
             }

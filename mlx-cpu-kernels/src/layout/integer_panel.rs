@@ -76,7 +76,7 @@ pub(crate) struct CodePanelMut<'a> {
 }
 
 impl CodePanelMut<'_> {
-    /// The same panel for a shorter time.
+    /// Reborrows for a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> CodePanelMut<'_> {
         CodePanelMut {
             pairs: self.pairs,

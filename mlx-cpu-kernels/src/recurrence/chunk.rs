@@ -138,7 +138,7 @@ fn block<'a>(
 ) -> OutputBlock<'a> {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
     let first = (row * memory.heads + part.head) * dk * dv + part.columns.start;
-    // SAFETY: these columns belong to only this part, and it creates one block of them at a time.
+    // SAFETY: no other part of the job uses these columns. This part creates one block at a time.
     unsafe { buffers.new_c.block(first, dv, (dk, part.columns.len())) }
 }
 
@@ -228,7 +228,7 @@ fn one(
         _ => advance(isa, &step, initial, value, &mut c, &mut scratch.out),
     }
     let at = (row * memory.length + position) * memory.heads * dv + first;
-    // SAFETY: these columns of this head belong to only this part.
+    // SAFETY: no other part of the job uses these columns of this head.
     let y = unsafe { buffers.y.slice_mut(at, width) };
     for (y, out) in y.iter_mut().zip(scratch.out.iter()) {
         *y = out * share;
@@ -277,8 +277,8 @@ fn load(
             data: scratch.packed.as_ptr(),
             stride: LANES,
         };
-        // Products are computed only for the positions from these keys on. Earlier positions do not
-        // see the keys.
+        // Computes products only for the positions from the first of these keys on, because earlier
+        // positions do not attend to these keys.
         let product = |left: &[f32], out: &mut [f32]| {
             let out = &mut out[first * stride + first..];
             let left = &left[first * wide..];
@@ -364,7 +364,7 @@ fn several(
         columns(isa, memory.rule, (len, dk), scratch);
         for (t, at) in positions.clone().enumerate() {
             let place = (row * memory.length + at) * memory.heads * dv + first;
-            // SAFETY: these columns of this head belong to only this part.
+            // SAFETY: no other part of the job uses these columns of this head.
             let y = unsafe { buffers.y.slice_mut(place, width) };
             let partial = &scratch.partial[t * LANES..];
             for (y, partial) in y.iter_mut().zip(partial) {

@@ -157,7 +157,7 @@ impl DiagonalMemory {
         scratch.memory.resize(panels * key_dim * LANES);
         scratch.kept.resize(key_dim);
         let start = (row * heads + head) * key_dim * value_dim + first;
-        // The lanes of the last panel that have no column stay zero.
+        // In the last panel, the lanes after the last column stay zero.
         scratch.memory.fill(0.0);
         for channel in 0..key_dim {
             let from = &before[start + channel * value_dim..][..count];
@@ -182,7 +182,7 @@ impl DiagonalMemory {
             advance(isa, &step, &mut scratch.kept, &mut scratch.memory, y);
         }
         for channel in 0..key_dim {
-            // SAFETY: only this part writes these columns of this head.
+            // SAFETY: no other part of the job writes these columns of this head.
             let to = unsafe { after.slice_mut(start + channel * value_dim, count) };
             for (panel, to) in to.chunks_mut(LANES).enumerate() {
                 let at = (panel * key_dim + channel) * LANES;
@@ -301,7 +301,7 @@ mod tests {
         ]
     }
 
-    /// The definition in float64: outputs, then the final memory.
+    /// Computes the definition in float64. Returns the outputs, then the final memory.
     fn defined(of: DiagonalMemory, all: &[Vec<f32>; 7]) -> Vec<f64> {
         let DiagonalMemory {
             rows,

@@ -91,7 +91,7 @@ impl Work for ScalarMemory {
                         y.copy_from_slice(&scratch.state[..dim]);
                     }
                     for (i, from) in scratch.state.chunks_exact(dim.max(1)).enumerate() {
-                        // SAFETY: only this part writes the state of this head.
+                        // SAFETY: no other part of the job writes the state of this head.
                         let to = unsafe { after.slice_mut((i * rows * heads + part) * dim, dim) };
                         to.copy_from_slice(from);
                     }
@@ -178,7 +178,7 @@ mod tests {
         ]
     }
 
-    /// The definition in float64: outputs, then the final state.
+    /// Computes the definition in float64. Returns the outputs, then the final state.
     fn defined(of: ScalarMemory, all: &[Vec<f32>; 6]) -> Vec<f64> {
         let ScalarMemory {
             rows,

@@ -104,7 +104,7 @@ impl Work for SelectiveScan {
                         let y = unsafe { y.slice_mut(at, count) };
                         y.copy_from_slice(&sums[..count]);
                     }
-                    // SAFETY: only this part writes the states of these channels.
+                    // SAFETY: no other part of the job writes the states of these channels.
                     let new =
                         unsafe { after.slice_mut((row * channels + first) * state, count * state) };
                     for (lane, new) in new.chunks_exact_mut(state.max(1)).enumerate() {
@@ -122,7 +122,7 @@ impl Work for SelectiveScan {
     }
 }
 
-/// Up to [`LANES`] values; the others are zero.
+/// Returns up to [`LANES`] values as lanes. The other lanes are zero.
 fn lanes(values: &[f32]) -> [f32; LANES] {
     let mut all = [0.0; LANES];
     all[..values.len()].copy_from_slice(values);
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
     use crate::testing::{noise, with_each};
 
-    /// The definition in float64: outputs, then the final state.
+    /// Computes the definition in float64. Returns the outputs, then the final state.
     fn defined(scan: SelectiveScan, all: &[Vec<f32>; 6]) -> Vec<f64> {
         let SelectiveScan {
             rows,

@@ -320,7 +320,7 @@ fn argmax(x: &[f32], block_maxima: &[f32]) -> u32 {
     (start + block.iter().position(|&x| x == max).unwrap_or(0)) as u32
 }
 
-/// A read-only row, or one that may be changed.
+/// The logits of a row, either read-only or mutable.
 enum Logits<'a> {
     Borrowed(&'a [f32]),
     Owned(&'a mut [f32]),

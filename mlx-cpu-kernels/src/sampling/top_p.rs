@@ -86,8 +86,9 @@ pub(crate) fn keep_top_p_of_candidates(isa: Isa, max: f32, p: f32, workspace: &m
     );
 }
 
-/// Drops the least of `candidates`, which are within `reach` of `max`. It stops before the weights
-/// of dropped elements exceed `spare`; `gone` is the weight of elements dropped earlier.
+/// Drops the smallest of `candidates`, until dropping more would make the total weight of dropped
+/// elements exceed `spare`. `gone` is the weight of elements dropped earlier. All candidates are
+/// within `reach` of `max`.
 fn cut(
     candidates: &mut Vec<Candidate>,
     weights: &[f32],

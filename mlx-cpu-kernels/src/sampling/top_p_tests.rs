@@ -72,8 +72,8 @@ fn the_nucleus_is_that_of_a_full_sort() {
 
 #[test]
 fn the_ends() {
-    // With equal values at the border, the nucleus has no more elements than needed, and those with
-    // greater indices.
+    // Of equal values at the limit, the nucleus contains only as many as needed: those with the
+    // greatest indices.
     assert_eq!(places(&[1.0; 4], 0.5), [2, 3]);
     assert_eq!(places(&[1.0; 4], 1e-9), [3]);
     assert_eq!(places(&[1.0; 4], 1.0), [0, 1, 2, 3]);

@@ -16,7 +16,7 @@ use crate::simd::{portable, vmath};
 /// Scratch memory for the rows of a row block.
 #[derive(Default)]
 pub(crate) struct DequantizeScratch {
-    /// Packed words, stored as floats of the same size. They are only moved.
+    /// Packed words, stored as floats of the same size. They are copied, but never used as numbers.
     words: Vec<f32>,
     scales: Vec<f32>,
     biases: Vec<f32>,

@@ -32,15 +32,16 @@ pub(crate) fn lines(_: *const u8, _: usize) {}
     allow(dead_code, reason = "only the kernels for x86-64 prefetch keys")
 )]
 pub(crate) struct KeyPrefetch {
-    /// The address of the first of several adjacent positions, which need not exist. Null
-    /// prefetches nothing.
+    /// The address of the first of several adjacent positions. There need not be memory at these
+    /// addresses. With null, nothing is prefetched.
     pub data: *const u8,
     /// The stride between positions, in bytes.
     pub position: usize,
 }
 
 impl KeyPrefetch {
-    /// The same positions from byte `at` on if `wanted`; otherwise nothing.
+    /// Returns a prefetch of the same positions, from byte `at` on. If not `wanted`, it prefetches
+    /// nothing.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn bytes(self, at: usize, wanted: bool) -> Self {
         let data = if wanted && !self.data.is_null() {

@@ -105,7 +105,8 @@ mod owned {
 
     impl<T: Element> Drop for Payload<T> {
         fn drop(&mut self) {
-            // SAFETY: the three parts are those of the vector in `new`, and only this frees them.
+            // SAFETY: pointer, length and capacity come from the vector that `new` took apart. Only
+            // this call frees the vector.
             drop(unsafe { Vec::from_raw_parts(self.start, self.length, self.capacity) });
             #[cfg(test)]
             tests::FREED.fetch_add(1, std::sync::atomic::Ordering::SeqCst);

@@ -84,7 +84,7 @@ unsafe extern "C" fn call_vmap(
     })
 }
 
-/// A function, and the names of the arguments that follow the others.
+/// A function, and the names of its named arguments, which follow the other arguments.
 pub(crate) type KwargsFunction = (Function, Vec<CString>);
 
 unsafe extern "C" fn call_kwargs(

@@ -148,7 +148,8 @@ fn discard<T: Send + 'static>(payload: T) {
 }
 
 thread_local! {
-    /// Whether this thread, possibly one of MLX's, is dropping a value that C released.
+    /// Whether this thread is inside [`free`], which drops a value that C no longer needs. The
+    /// thread may be one of MLX's own.
     static FREEING: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -94,8 +94,7 @@ pub struct KvView {
     pub values: Array,
     /// How keys and values are packed; `None` if they are floats.
     pub packing: Option<KvPacking>,
-    /// The number of valid positions. They are the first ones; the others of the `n` positions are
-    /// ignored.
+    /// The number of valid positions, from the first on. Of the `n` positions, the rest is ignored.
     pub filled: i32,
     /// `(kept, start)`: the first `kept` keys have the positions `0..kept`. The next key has the
     /// position `start`, and further keys follow in order. `None` means that the query is the last
@@ -358,10 +357,10 @@ impl Heads {
         stored.map_err(|_| fault("the heads are too large"))
     }
 
-    /// The attention output of the queries of a packed projection: `[1, T, H * D]`, or with `last`
-    /// only that of each row's last query, `[1, rows, H * D]`. The rows' keys and values must
-    /// already include those of this pass, so `packed` may also have queries alone,
-    /// `[1, T, H * D]`.
+    /// Returns the attention output of the queries of a packed projection, `[1, T, H * D]`. With
+    /// `last`, returns only the output of each row's last query, `[1, rows, H * D]`. The rows in
+    /// `sequences` must already include the keys and values of this pass. So `packed` may consist
+    /// of the queries alone, `[1, T, H * D]`.
     ///
     /// # Errors
     /// Those of [`Self::keys`].

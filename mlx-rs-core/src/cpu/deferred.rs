@@ -110,7 +110,7 @@ fn pack_all(receiver: &Receiver<Weak<Pending>>, stopped: &AtomicBool) {
             break;
         }
         if let Some(pending) = pending.upgrade() {
-            // The reader reports an error.
+            // The thread that reads the matrix reports an error.
             let _ = pending.wait();
         }
     }

@@ -137,14 +137,15 @@ impl QuantizedMatrix {
     }
 }
 
-/// Where an operation finds its matrices.
+/// How an operation receives its matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operands {
-    /// All are among the inputs.
+    /// All matrices are inputs of the graph node.
     Inputs,
-    /// The operation stores those that it can store; the others are among the inputs.
+    /// The operation stores quantized matrices itself if possible. The other matrices are inputs of
+    /// the graph node.
     Stored,
-    /// The caller has them; none is among the inputs.
+    /// The caller keeps the matrices. None is an input of the graph node.
     Elsewhere,
 }
 
@@ -180,7 +181,8 @@ impl<'a> Projection<'a> {
         }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Epilogue::Add(_));
-        // MLX differentiates only a plain product, and must then see its matrix among the inputs.
+        // MLX differentiates only a plain product. For the gradient, the matrix must be an input of
+        // the node.
         let alone = matches!(
             (self.parts, self.norm, self.then),
             ([(_, None)], None, Epilogue::None)

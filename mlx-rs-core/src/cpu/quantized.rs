@@ -513,7 +513,7 @@ impl QuantizedMatrix {
 }
 
 impl Drop for QuantizedMatrix {
-    /// Also frees deferred values that operations kept.
+    /// Also frees values that MLX released earlier, on threads that must not free them.
     fn drop(&mut self) {
         closure::drop_discarded();
     }

@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::error::Result;
 
-/// The shapes of outputs and of a state, which one array has.
+/// The shapes of outputs and of a state that are stored in one array.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scanned<'a> {
     /// The shape of the outputs.

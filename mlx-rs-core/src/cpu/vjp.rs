@@ -129,7 +129,8 @@ mod tests {
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
                     let packed = if bits == 8 {
-                        // float16 holds these scales exactly, so the kernels store them in it.
+                        // float16 represents these scales exactly, so the kernels store them as
+                        // float16.
                         in_few_digits(packed)
                     } else {
                         packed

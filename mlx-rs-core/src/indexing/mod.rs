@@ -21,8 +21,8 @@
 //! Ranges, integers, ellipsis and new axes are views: they are lazy, and reading copies nothing.
 //! **Integer arrays are evaluated, and every index is checked on the host**, because MLX reads out
 //! of bounds for an invalid index. A list of Rust integers is checked without the device.
-//! [`clamped`] indices stay lazy, because the graph limits them to the axis. **A mask that is read
-//! is evaluated**, because the shape of the result depends on the number of true values. An
+//! [`clamped`] indices stay lazy, because the graph limits them to the axis. **Reading with a mask
+//! evaluates the mask**, because the shape of the result depends on the number of true values. An
 //! assignment of a value that does not depend on that number stays lazy. Inside `compile` and
 //! `vmap`, where nothing can be evaluated, use ranges, [`clamped`] indices and such assignments.
 //!

@@ -53,7 +53,8 @@ impl Entry<'_> {
     pub(super) fn mask_shape(&self) -> Option<Vec<i32>> {
         match self {
             Entry::Array(a) if a.dtype() == Dtype::Bool => Some(a.shape().to_vec()),
-            // A longer list cannot match an axis, so -1 makes the check of the length fail.
+            // A list longer than `i32::MAX` cannot match an axis. The length -1 makes the later
+            // check fail.
             Entry::Bools(list) => Some(vec![i32::try_from(list.len()).unwrap_or(-1)]),
             Entry::Bool(_) => Some(Vec::new()),
             _ => None,

@@ -109,7 +109,7 @@ impl MappedFile {
         self.0.watch.lost()
     }
 
-    /// Other systems do not allow truncating a mapped file.
+    /// Returns `false`, because other systems do not allow truncating a mapped file.
     #[cfg(not(unix))]
     pub(crate) fn lost(&self) -> bool {
         false

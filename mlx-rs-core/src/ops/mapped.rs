@@ -1,4 +1,4 @@
-//! Operations that replace those with wrong rules under `vmap`; see [`crate::mapped`].
+//! Replacements for MLX operations that give wrong results under `vmap`; see [`crate::mapped`].
 
 use super::select::where_;
 use crate::array::Array;

@@ -189,7 +189,8 @@ impl Array {
         self.viewed(dtype)
     }
 
-    /// MLX's own view. The last axis must be divisible, and the memory aligned.
+    /// Calls MLX's `view`. The size of the last axis in bytes must be divisible by the size of
+    /// `dtype`, and the memory must be aligned.
     pub(crate) fn viewed(&self, dtype: Dtype) -> Result<Array> {
         call::array("view", |out, s| {
             // SAFETY: all handles are live. `view` has checked that the last axis is divisible.

@@ -201,7 +201,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_sinh")]
     sinh = mlx_sinh;
-    /// Tangent, in radians.
+    /// Tangent of each element, an angle in radians.
     ///
     /// ```
     /// use std::f32::consts::PI;

@@ -52,7 +52,8 @@ where
             let forward = AtomicBool::new(true);
             let function: Function = Box::new(move |x| {
                 let outputs = direction.during(|| (payload.body)(x))?;
-                // MLX traverses this graph only in the backward pass, so only then is it checked.
+                // MLX traverses this graph only in the backward pass, so the first (forward) run
+                // needs no check.
                 if !forward.swap(false, Ordering::Relaxed) {
                     stack::check(OP, &outputs, x)?;
                 }

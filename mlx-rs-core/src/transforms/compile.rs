@@ -23,7 +23,7 @@ use crate::stream;
 /// The steps that [`compile`] performs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CompileMode {
-    /// None: compiled functions run as if they were not compiled.
+    /// No step. Compiled functions run as if they were not compiled.
     Disabled,
     /// The graph is cached and fused, but not simplified.
     NoSimplify,

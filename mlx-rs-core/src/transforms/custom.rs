@@ -399,7 +399,7 @@ where
     move |args| custom.call(args)
 }
 
-/// `f` with a custom forward gradient; see [`CustomFunction::with_jvp`].
+/// Returns `f` with a custom forward gradient; see [`CustomFunction::with_jvp`].
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{custom_jvp, jvp}};
@@ -429,7 +429,7 @@ where
     move |args| custom.call(args)
 }
 
-/// `f` with a custom vectorization; see [`CustomFunction::with_vmap`].
+/// Returns `f` with a custom vectorization; see [`CustomFunction::with_vmap`].
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{custom_vmap, vmap}};

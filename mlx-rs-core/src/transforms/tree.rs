@@ -81,8 +81,8 @@ pub trait Tree: Sized {
         self.with_leaves("map_leaves", leaves)
     }
 
-    /// A tree of the same structure, with `f` applied to each leaf and the leaf at the same place
-    /// in `other`. An example is a parameter and its gradient.
+    /// Returns a tree of the same structure. Each leaf is the result of `f` for a leaf of this tree
+    /// and the corresponding leaf of `other`, for example a parameter and its gradient.
     ///
     /// ```
     /// use mlx_rs_core::{Array, transforms::Tree};

@@ -14,8 +14,8 @@ use crate::stack;
 pub enum VmapAxes {
     /// The same axis for all arguments or outputs. A negative axis counts from the last.
     All(i32),
-    /// One entry for each argument or output. `None`: it has no batch axis, and all examples share
-    /// it.
+    /// One batch axis for each argument or output. `None` is for an argument or output without a
+    /// batch axis, which all examples share.
     Each(Vec<Option<i32>>),
 }
 
@@ -172,7 +172,7 @@ fn vectorize<E: ClosureError>(
             }
         })
         .map_err(|e| match wanted.iter().position(Option::is_none) {
-            // This is MLX's message about -1, which means no axis here.
+            // MLX's message about axis -1. Here -1 means that there is no batch axis.
             Some(i) if e.message().contains("Axis -1 invalid for output") => Error::new(
                 ErrorKind::Value,
                 op,

@@ -409,7 +409,7 @@ fn masked_products_of_batches() {
     }
 }
 
-/// MLX drops an unused step, but not the end that belongs to it.
+/// For a slice of one element, MLX ignores the step, but still uses an end computed for that step.
 #[test]
 fn derivatives_of_slices_of_one_element() {
     let x = count(&[5]);

@@ -181,7 +181,7 @@ fn a_captured_step_runs_once() {
                 &added.call(&zero).unwrap()[0].to_vec::<f32>().unwrap()
             ));
         }
-        // The captured step did not run outside the compiled function, and it no longer may.
+        // The captured step has run inside the compiled function, so it must not run again outside.
         assert!(is_nan(&y.to_vec::<f32>().unwrap()));
         drop(added);
 

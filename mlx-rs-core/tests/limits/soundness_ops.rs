@@ -312,7 +312,7 @@ fn functions_of_two_arrays() {
 fn functions_with_numbers() {
     limited();
     let all = numbered();
-    // Every operation meets every shape, every type and every pair of numbers, but not all
+    // Tests every operation with every shape, every type and every pair of numbers, but not all
     // combinations. All combinations would take many minutes on a small machine.
     let types = [Dtype::Float32, Dtype::Int8, Dtype::Complex64];
     for (i, (name, f)) in all.into_iter().enumerate() {

@@ -569,7 +569,7 @@ fn derived(
             point.push(value.array()?);
             continue;
         }
-        // Moves values away from places where order or sign changes.
+        // Moves values away from points where their order or a sign changes.
         let (mut numbers, mut at) = (value.numbers(), 1009 * i as i32);
         for v in &mut numbers {
             at = (at + 7919) % 10007;

@@ -34,7 +34,7 @@ pub enum Call {
     Shift(for<'a> fn(&Array, Axes<'a>) -> Result<Array>),
 }
 
-/// By what results may differ if the same values are in another layout.
+/// The reason why results may differ if the same values are in another layout.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rounding {
     /// Results are equal.

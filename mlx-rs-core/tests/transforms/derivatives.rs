@@ -279,7 +279,7 @@ fn vjp_and_jvp_of_several_inputs_and_outputs() {
 
 #[test]
 fn the_forward_mode_is_safe_and_right_where_that_of_mlx_is_not() {
-    // MLX 0.30 reads memory of others in `where`, if only one side has a tangent.
+    // MLX 0.30 reads out of bounds in `where` if only one of the two branches has a tangent.
     let chosen = |x: &[Array]| -> Arrays {
         let negative = x[0].less(&scalar(0.0))?;
         Ok(vec![

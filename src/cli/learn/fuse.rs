@@ -29,7 +29,7 @@ pub struct Args {
     /// Also write the fused model as a GGUF file; a quantized one needs --dequantize
     #[arg(long)]
     export_gguf: bool,
-    /// The GGUF file, in the new directory [default: `ggml-model-TYPE.gguf`]
+    /// Name of the GGUF file to write, inside --output [default: `ggml-model-TYPE.gguf`]
     #[arg(long, value_name = "FILE", requires = "export_gguf")]
     gguf_path: Option<PathBuf>,
     #[arg(

@@ -116,7 +116,7 @@ impl Args {
         Ok(ids)
     }
 
-    /// Without the engine, the program cannot read data sets.
+    /// Returns an error, because the program cannot read data sets without the engine.
     #[cfg(not(feature = "mlx-backend"))]
     fn examples(&self, _: &Path) -> Result<Vec<u32>, Failure> {
         Err(Failure::usage("give one of --file and --prompt"))

@@ -169,7 +169,8 @@ fn install(
     } else if let Some(file) = file.filter(|_| is_only) {
         copy_library(&file, &files).map_err(|e| cannot("copy the library of", &file, &e))?;
     } else if let Some(pin) = package.pin {
-        // The package is gone or elsewhere. A freshly fetched one has the same hash.
+        // The package was removed or moved, so it is fetched again. Its pinned hash guarantees the
+        // same content.
         fetch(pin, package, &files, console)?;
     } else {
         loaded.map_err(|e| Failure::failed(e.to_string()))?;

@@ -104,7 +104,7 @@ impl FeedForwardArgs {
         (plans.len() > 1).then_some(plans)
     }
 
-    /// These flags with one plan only. Without walking layers, the vindex is removed.
+    /// Returns these flags with only one plan. If no layer of the plan walks, removes the vindex.
     #[must_use]
     pub fn only(&self, plan: &FeedForwardPlan) -> Self {
         let walks = plan.walks();
@@ -229,7 +229,7 @@ impl LoadArgs {
         }
     }
 
-    /// These flags with those of a command that keeps computed prompts.
+    /// Returns these flags, extended by the flags of a command that keeps computed prompts.
     #[must_use]
     pub fn keeping(&self, cache_dir: &CacheDirArgs) -> Self {
         let mut args = self.clone();

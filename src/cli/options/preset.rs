@@ -215,7 +215,7 @@ impl Preset {
         given?.1.parse().ok()
     }
 
-    /// This preset. Missing settings come from `base`.
+    /// Returns this preset, with missing settings taken from `base`.
     #[must_use]
     pub fn over(self, base: Preset) -> Self {
         let mut parameters = base.parameters;

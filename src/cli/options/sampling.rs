@@ -45,7 +45,7 @@ impl Habit {
     }
 }
 
-/// Ollama's defaults, as in the server's Ollama routes.
+/// Returns Ollama's default of a parameter, as in the server's Ollama routes.
 fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
     Some(match parameter.name() {
         "temperature" => ParameterValue::Real(0.8),
@@ -131,7 +131,7 @@ impl SamplingArgs {
         self.of_preset(None)
     }
 
-    /// The options of the flags. The preset sets options without a flag.
+    /// Returns the options of the flags. Options without a given flag come from the preset.
     pub fn of_preset(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
         options.max_tokens = MAX_TOKENS;
@@ -152,7 +152,7 @@ impl SamplingArgs {
         flags.over(options)
     }
 
-    /// The options of the flags. `options` sets options without a flag.
+    /// Returns `options`, in which the given flags replace values.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
         self.parameters

@@ -41,7 +41,7 @@ pub struct DefaultArgs {
 }
 
 impl DefaultArgs {
-    /// These values, and those of the drafter.
+    /// Returns these values as request defaults, together with the values of the draft flags.
     pub fn defaults(&self, draft: &DraftArgs) -> Result<RequestDefaults, Failure> {
         let mut defaults = RequestDefaults::new();
         let mut options = GenerateOptions::new();

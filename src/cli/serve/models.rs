@@ -380,7 +380,8 @@ fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription
     description.with_info(info)
 }
 
-/// Without the engine, the program cannot read files.
+/// Returns only the known information, because the program cannot read model files without the
+/// engine.
 #[cfg(not(feature = "mlx-backend"))]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     ModelDescription::new()

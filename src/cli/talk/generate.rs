@@ -140,7 +140,7 @@ impl Args {
         Ok(options)
     }
 
-    /// These arguments with the instructions and the conversation of a preset.
+    /// Returns these arguments, extended by the instructions and the conversation of a preset.
     fn preset(&self, preset: Option<Preset>) -> Self {
         let mut args = self.clone();
         if let Some(preset) = preset {

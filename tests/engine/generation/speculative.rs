@@ -190,7 +190,8 @@ fn rows_of_a_batch_speculate_and_reply_as_alone() {
         let own = tiny_with(name, &options.clone().with_draft_model(path_of(name)));
         let other = tiny_with(name, &options.with_draft_model(path_of("llama")));
         let base = fresh(40).with_ignore_eos(true);
-        // As in the test of one request, the seed avoids draws near a border.
+        // As in the test of one request, the seed avoids random numbers near the limit between two
+        // tokens.
         let sampled = (base.clone().with_temperature(0.8))
             .with_seed(5)
             .with_repeat_penalty(1.1);
@@ -247,7 +248,7 @@ fn rows_of_a_batch_speculate_and_reply_as_alone() {
     }
 }
 
-/// Drafted tokens of a row leave no trace in what later requests reuse.
+/// Drafted tokens of a row must not affect the caches that later requests reuse.
 #[test]
 fn speculating_rows_keep_what_was_computed() {
     for name in ["llama", "gemma3"] {
@@ -285,7 +286,8 @@ fn sampled_tokens_of_speculating_rows_follow_the_distribution() {
     };
     let requests: Vec<_> = (0..24).map(request).collect();
     let got = together(drafted.as_ref(), &requests);
-    // Plain decoding draws the same tokens from the same seeds, up to draws near a border.
+    // Plain decoding draws the same tokens from the same seeds, unless a random number is near the
+    // limit between two tokens.
     let same = requests
         .iter()
         .zip(&got)

@@ -9,7 +9,7 @@ use crate::program::refused;
 fn started(args: &[&str], variable: (&str, &str)) -> Output {
     let home = tempfile::tempdir().unwrap();
     Command::new("mpirun")
-        // MPI refuses root, and more processes than cores, without these.
+        // Without these flags, MPI refuses to run as root, and refuses more processes than cores.
         .args(["--allow-run-as-root", "--oversubscribe", "-np", "2"])
         .arg(env!("CARGO_BIN_EXE_mlx"))
         .args(args)

@@ -30,7 +30,7 @@ fn dense_models_go_through_pipelines() {
 
 #[test]
 fn recurrent_models_go_through_pipelines() {
-    // One stage of each of the first two has recurrent layers alone, or attention alone.
+    // With the first two models, one stage has only recurrent layers, or only attention layers.
     for name in ["jamba", "lfm2", "xlstm"] {
         same_with(&PIPELINE, &model(name), &[2], "on", 1e-4);
     }

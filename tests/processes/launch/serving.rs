@@ -13,7 +13,7 @@ use crate::served::{Served, agent};
 
 fn serve(launcher: &[&str], name: &str) -> Served {
     let path = model(name);
-    // A busy machine computes a reply slowly, and several processes more so.
+    // On a busy machine a reply may take long, especially with several processes.
     let patient = ["--drain-timeout", "600"];
     let asked = [
         &["serve", "--backend", "cpu", "--port", "0"],

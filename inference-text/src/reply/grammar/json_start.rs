@@ -1,4 +1,5 @@
-//! The first characters of the JSON texts that match a schema. They tell such a text from a call.
+//! The first characters of the JSON texts that match a schema. These characters distinguish such a
+//! text from a call.
 
 use super::super::tools::{Kinds, of_name, of_value, resolve};
 use serde_json::Value;

@@ -88,7 +88,7 @@ pub(super) fn escaped(json: &Value) -> String {
     json.to_string().replace('&', "\\u0026")
 }
 
-/// A space and the text as a Lark literal; empty for an empty text.
+/// Returns a space and `text` as a Lark literal, or an empty string if `text` is empty.
 pub(super) fn literal(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -119,7 +119,7 @@ fn push_char(c: char, out: &mut String) {
 }
 
 /// A regular expression of the texts that do not contain `mark` and that begin with none of the
-/// characters `not_first` (written as in a class). `mark` begins with its only `<`.
+/// characters `not_first` (in the syntax of a character class). `mark` begins with its only `<`.
 pub(super) fn without(mark: &str, not_first: &str) -> String {
     // Each `<` is followed by a text without `<` that does not begin with the rest of the mark.
     let mut rest = String::new();

@@ -176,8 +176,9 @@ impl Tags {
     }
 }
 
-/// The characters, as in a class of a regular expression, with which a text cannot begin, because
-/// the parser might read it as another type. Such a value could violate the schema.
+/// Returns the characters with which a string value must not begin, in the syntax of a character
+/// class of a regular expression. With such a character, the parser might read the value as another
+/// type, which the schema may not allow.
 fn mistaken(all: &[Alternative<'_>], kinds: Kinds) -> String {
     let mut first = String::new();
     let any = all.iter().any(|option| matches!(option, Alternative::Any));

@@ -219,7 +219,8 @@ macro_rules! numbers {
             }
 
             fn text(&self) -> Option<String> {
-                // Debug formatting has the fewest digits, and uses an exponent if that is shorter.
+                // Debug formatting writes the fewest digits that identify the value, and an
+                // exponent if that is shorter.
                 let text = format!("{self:?}");
                 Some(text.strip_suffix(".0").unwrap_or(&text).to_owned())
             }

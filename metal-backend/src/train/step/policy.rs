@@ -70,8 +70,8 @@ impl Trainer {
                     sum.divide(&packed.mask.sum(All, false)?)
                 };
                 // The first result is the fraction of clipped tokens if there are old
-                // log-probabilities. Otherwise nothing is clipped, and it is the log-probabilities,
-                // which are stored below.
+                // log-probabilities. Otherwise nothing is clipped, and the first result is the
+                // log-probabilities, which are stored below.
                 let first = match got.clipped {
                     Some(clipped) => mean(clipped)?,
                     None => each.stop_gradient()?,

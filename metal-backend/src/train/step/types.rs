@@ -72,9 +72,9 @@ pub struct Rollout {
 pub struct RelatedTexts {
     /// The text, such as a question.
     pub anchor: Vec<u32>,
-    /// The text that belongs to it, such as its answer.
+    /// The text that belongs to the anchor, such as the answer.
     pub positive: Vec<u32>,
-    /// Texts that do not belong to it.
+    /// Texts that do not belong to the anchor.
     pub negatives: Vec<Vec<u32>>,
 }
 

@@ -114,8 +114,9 @@ fn check_batch(loaded: &Engine, batch: &[JudgedReply], options: Kto) -> Result<(
     Ok(())
 }
 
-/// Returns each prompt with the reply of the previous example. Truncates to the longest sequence of
-/// the batch.
+/// Returns each prompt with the reply of the previous example; the first prompt gets the last
+/// reply. Each pair is truncated to the length of the batch's longest sequence, but keeps at least
+/// one token of the reply.
 fn mismatched(batch: &[JudgedReply]) -> Vec<Sequence> {
     let most = batch.iter().map(|one| one.reply.ids.len()).max();
     let before = batch.last().into_iter().chain(batch);

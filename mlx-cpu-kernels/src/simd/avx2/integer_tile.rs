@@ -270,7 +270,7 @@ mod tests {
                     .map(|v| ((v * to) as i32 & 0xffff) | ((v * -0.7 * to) as i32) << 16)
                     .collect()
             };
-            // The greatest integers of both sides, and negative ones.
+            // Integers up to the greatest ones of codes and inputs, positive and negative.
             let wide = rows.next_multiple_of(INTERLEAVED_ROWS);
             let pairs = codes(&noise(columns / 2 * wide, 1), 510.0);
             let inputs = codes(&noise(columns / 2 * LANES, 2), 2.0 * MAX_QUANT);

@@ -219,7 +219,8 @@ pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// Inputs without a positive one: usual values, the borders, infinity and NaN.
+    /// Returns inputs that are not positive: usual values, values at and near the limits, infinity
+    /// and NaN.
     fn inputs() -> Vec<[f32; 8]> {
         let mut all: Vec<[f32; 8]> = (0..4000)
             .map(|i| std::array::from_fn(|j| -0.003 * (8 * i + j) as f32))

@@ -7,7 +7,8 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Each row has two sums that do not depend on each other, which hides latency.
+/// Computes [`crate::simd::microkernel::gemm_tiles`] for `M` rows. Each row has two independent
+/// sums, which hides the latency of additions.
 ///
 /// # Safety
 /// The obligations of [`crate::simd::microkernel::gemm_tiles`]. The processor must also have

@@ -543,8 +543,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Every byte of an input matters. The inputs are large ones beside small ones, and inputs on
-    /// both sides of a limit of the high byte.
+    /// Each byte of an input must affect the result. The test has large inputs next to small
+    /// inputs, and inputs on both sides of a limit of the high byte.
     #[test]
     fn all_whole_numbers_come_back() {
         if !is_here() {

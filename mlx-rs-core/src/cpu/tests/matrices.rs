@@ -90,8 +90,9 @@ fn rows_by_their_numbers() {
     });
 }
 
-/// A fused operation has no gradient. It normally holds its matrices itself, where MLX cannot see
-/// them. A traced matrix stays an MLX input, so that MLX refuses a gradient with respect to it.
+/// A fused operation has no gradient. Normally the operation itself stores its matrices, so MLX
+/// does not know them. A traced matrix stays an input of the graph node, so that MLX refuses its
+/// gradient.
 #[test]
 fn a_derivative_of_a_held_matrix_is_refused() {
     on_cpu(|| {

@@ -72,7 +72,7 @@ fn products_and_rows_equal_the_definition() {
         for (got, id) in rows.chunks(K).zip([20, 0, 9]) {
             assert_eq!(got, &elements[id * K..][..K], "row {id}");
         }
-        // Some rows, in the same memory.
+        // A view of some rows, without a copy.
         let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
         let x = array(&noise(K, 6), &[1, K as i32]);
         let all = host(&matrix.product(&x).unwrap());
@@ -179,7 +179,7 @@ fn products_and_rows_with_biases_equal_the_definition() {
             let plain = matrix.to_quantized().unwrap();
             assert_eq!((plain.bits, plain.group_size), (bits as i32, 32));
             assert_eq!(&host(&plain.dequantize(Dtype::Float32).unwrap()), elements);
-            // Some rows, in the same memory.
+            // A view of some rows, without a copy.
             let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
             let x = array(&noise(K, 6), &[1, K as i32]);
             let all = host(&matrix.product(&x).unwrap());

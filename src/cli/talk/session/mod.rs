@@ -607,7 +607,7 @@ impl Source {
         Some(files.text.template()?.source().to_owned())
     }
 
-    /// Without the engine, the program cannot read files.
+    /// Returns `None`, because the program cannot read model files without the engine.
     #[cfg(not(feature = "mlx-backend"))]
     fn template(&self) -> Option<String> {
         None

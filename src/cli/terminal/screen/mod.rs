@@ -514,14 +514,15 @@ impl Screen {
 /// The lines of a table cell, at most `width` columns wide; with 0, a single line.
 pub(super) fn cell(text: &str, width: usize, bold: bool) -> Vec<String> {
     let mut screen = Screen::new(width, true);
-    // A cell contains only inline text, so block marks have no meaning.
+    // A cell contains only inline text. Characters that begin a block elsewhere have no meaning.
     screen.line = Line::Text;
     screen.heading = bold;
     let drawn = screen.push(text) + &screen.end();
     drawn.lines().map(str::to_owned).collect()
 }
 
-/// Whether the start of a line may still become a block mark.
+/// Whether `line`, the start of a line, may still turn out to begin a Markdown block: a code fence,
+/// a heading, a rule, a quote or a list item. Without `markdown`, only code fences count.
 fn may_be_block(line: &str, markdown: bool) -> bool {
     let text = line.trim_start();
     let all = |mark: char| text.chars().all(|c| c == mark);
