@@ -17,7 +17,8 @@ const SHAPES: [(usize, usize); 2] = [(2048, 8192), (8192, 2048)];
 const ROWS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
 
 /// Formats with the bits of a code and the group size.
-const FORMATS: [(&str, ScaleFormat, u32, usize); 8] = [
+const FORMATS: [(&str, ScaleFormat, u32, usize); 9] = [
+    ("Q2_K", ScaleFormat::SuperAffine, 2, 16),
     ("Q4_K", ScaleFormat::SuperAffine, 4, 32),
     ("Q5_K", ScaleFormat::SuperAffine, 5, 32),
     ("Q6_K", ScaleFormat::Super, 6, 16),
@@ -73,7 +74,7 @@ impl Memory {
         let groups = n * k / group;
         // The number of elements, and whether they are bytes.
         let lengths = match format {
-            ScaleFormat::SuperAffine => [(2 * groups, true), (2 * n * k / 256, false)],
+            ScaleFormat::SuperAffine => [(2 * groups, true), (2 * groups / 8, false)],
             ScaleFormat::Super | ScaleFormat::TableSuper(_) => {
                 [(groups, true), (n * k / 256, false)]
             }

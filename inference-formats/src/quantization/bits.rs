@@ -26,7 +26,7 @@ fn copy<const N: usize>(from: [u32; N], to: &mut [u32]) {
 }
 
 /// Packs 16 values of 2 bits into a word.
-fn pack_pairs(q: &[u8; 16]) -> u32 {
+pub(super) fn pack_pairs(q: &[u8; 16]) -> u32 {
     q.iter().rev().fold(0, |word, &q| word << 2 | u32::from(q))
 }
 

@@ -264,20 +264,24 @@ fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
     }
 }
 
-/// Decodes `scale and minimum: 16 x 4+4 bits, q: 256 x 2 bits, d, dmin`.
-pub(super) fn q2_k(data: &[u8], out: &mut Vec<f32>) {
+/// Calls `f` with `d` and `dmin`, the scale, the minimum and the codes of each group of 16. A block
+/// is `scale and minimum: 16 x 4+4 bits, q: 256 x 2 bits, d, dmin`.
+pub(super) fn q2_k(data: &[u8], mut f: impl FnMut([f16; 2], u8, u8, [u8; 16])) {
     for block in data.as_chunks::<84>().0 {
         let scales = part::<0, 16, 84>(block);
         let qs = part::<16, 64, 84>(block);
-        let (d, dmin) = (
-            half(part::<80, 2, 84>(block)),
-            half(part::<82, 2, 84>(block)),
-        );
+        let halves = [
+            half_of(part::<80, 2, 84>(block)),
+            half_of(part::<82, 2, 84>(block)),
+        ];
         groups_of_16(|g, n, quarter, first| {
-            let scale = d * f32::from(scales[g] & 15);
-            let bias = -(dmin * f32::from(scales[g] >> 4));
             let code = |l: usize| qs[32 * n + first + l] >> (2 * quarter) & 3;
-            out.extend((0..16).map(|l| scale * f32::from(code(l)) + bias));
+            f(
+                halves,
+                scales[g] & 15,
+                scales[g] >> 4,
+                std::array::from_fn(code),
+            );
         });
     }
 }

@@ -3,8 +3,8 @@
 
 use half::f16;
 
-use super::bits::{pack_group, pack_nibbles, pack_six};
-use super::blocks::{half_of, k_scales, part, q6_k};
+use super::bits::{pack_group, pack_nibbles, pack_pairs, pack_six};
+use super::blocks::{half_of, k_scales, part, q2_k, q6_k};
 use super::codes::{mxfp4, power_of_two};
 use super::kinds::{AffineBlocks, SuperAffineBlocks, SymmetricBlocks, TableBlocks};
 use super::layout::{GROUP, Layout, Misfit};
@@ -105,7 +105,10 @@ pub(super) const fn symmetric<B: SymmetricBlocks>() -> Coding {
 /// See [`SuperAffineBlocks`].
 pub(super) const fn super_affine<B: SuperAffineBlocks>() -> Coding {
     Coding {
-        layout: Layout::SuperAffine { bits: B::BITS },
+        layout: Layout::SuperAffine {
+            bits: B::BITS,
+            group: GROUP,
+        },
         decode: |data, out| {
             B::blocks(data, |start, groups| {
                 for ((scale, bias), q) in k_factors(start).into_iter().zip(&groups) {
@@ -140,6 +143,43 @@ pub(super) const fn super_affine<B: SuperAffineBlocks>() -> Coding {
                 }
             });
         }),
+    }
+}
+
+/// `Q2_K`.
+pub(super) const fn super_affine_2_bits() -> Coding {
+    Coding {
+        layout: Layout::SuperAffine { bits: 2, group: 16 },
+        decode: |data, out| {
+            q2_k(data, |[d, dmin], scale, min, codes| {
+                let scale = d.to_f32() * f32::from(scale);
+                let bias = -(dmin.to_f32() * f32::from(min));
+                out.extend(codes.map(|q| scale * f32::from(q) + bias));
+            });
+        },
+        pack: |data, out| {
+            let [words, bytes, supers] = parts(out)?;
+            let mut words = cast::<u32>(words)?.iter_mut();
+            let mut bytes = cast::<i8>(bytes)?.as_chunks_mut::<2>().0.iter_mut();
+            let mut supers = cast::<f16>(supers)?.as_chunks_mut::<2>().0.iter_mut();
+            let mut groups = 0usize;
+            q2_k(data, |halves, scale, min, codes| {
+                // The kernels read `d` and `m` for each eight groups, and a block has sixteen.
+                if groups.is_multiple_of(8)
+                    && let Some(to) = supers.next()
+                {
+                    *to = halves;
+                }
+                groups += 1;
+                if let (Some(word), Some(bytes)) = (words.next(), bytes.next()) {
+                    *word = pack_pairs(&codes);
+                    // Both values have four bits, so they fit into a byte.
+                    *bytes = [scale as i8, min as i8];
+                }
+            });
+            Ok(())
+        },
+        affine: None,
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::nibble_codes::NibbleCodes;
 
-/// Number of weights that share a scale. It differs for [`Layout::SuperScaled`] (16) and
-/// [`Layout::TableSuper`] (16 or 32).
+/// Number of weights that share a scale. It differs for [`Layout::SuperScaled`] (16),
+/// [`Layout::SuperAffine`] and [`Layout::TableSuper`] (16 or 32).
 pub const GROUP: usize = 32;
 
 /// The layout in memory of a type's matrices. Codes have MLX's packing: code `i` of a row is at bit
@@ -27,11 +27,13 @@ pub enum Layout {
         /// Bits of a code.
         bits: u32,
     },
-    /// `w = d * scale * q - m * minimum`. Two bytes for each [`GROUP`] (scale, minimum) and two
-    /// float16 for each 256 weights (`d`, `m`).
+    /// `w = d * scale * q - m * minimum`. Two bytes for each group (scale, minimum) and two float16
+    /// for each 8 groups (`d`, `m`).
     SuperAffine {
         /// Bits of a code.
         bits: u32,
+        /// Number of weights that share the two bytes: 16 or 32.
+        group: usize,
     },
     /// `w = d * scale * (q - 32)` with codes of 6 bits. A signed byte for each 16 weights (scale)
     /// and a float16 for each 256 (`d`).
@@ -112,11 +114,14 @@ impl Layout {
         match self {
             Self::Floats | Self::Affine { .. } => Vec::new(),
             Self::Symmetric { bits } => vec![words(bits), Part::new(PartType::F16, 8)],
-            Self::SuperAffine { bits } => vec![
-                words(bits),
-                Part::new(PartType::I8, 16),
-                Part::new(PartType::F16, 2),
-            ],
+            Self::SuperAffine { bits, group } => {
+                let groups = 256 / group.max(1);
+                vec![
+                    words(bits),
+                    Part::new(PartType::I8, 2 * groups),
+                    Part::new(PartType::F16, groups / 4),
+                ]
+            }
             Self::SuperScaled => vec![
                 words(6),
                 Part::new(PartType::I8, 16),
@@ -142,9 +147,9 @@ impl Layout {
     /// Bits per code, if MLX's affine form with groups of [`GROUP`] can represent equal values.
     pub const fn affine_bits(self) -> Option<u32> {
         match self {
-            Self::Affine { bits } | Self::Symmetric { bits } | Self::SuperAffine { bits } => {
-                Some(bits)
-            }
+            Self::Affine { bits }
+            | Self::Symmetric { bits }
+            | Self::SuperAffine { bits, group: GROUP } => Some(bits),
             _ => None,
         }
     }

@@ -1,9 +1,12 @@
 //! The table of GGUF's element types. Its rows are the only description of a type. Readers,
 //! writers, the loader, memory estimates and type lists use the table.
 
-use super::blocks::{Q1_0, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0, q2_k};
+use super::blocks::{Q1_0, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0};
 use super::codes::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS, Q3K};
-use super::coding::{Coding, affine, floats, powers, super_affine, super_scaled, symmetric, table};
+use super::coding::{
+    Coding, affine, floats, powers, super_affine, super_affine_2_bits, super_scaled, symmetric,
+    table,
+};
 use super::encode::{self, Encode};
 use super::layout::Layout;
 use super::numbers;
@@ -147,7 +150,7 @@ block_types! {
         .halves(&[0])
         .written(encode::q8_0);
     /// 256 weights: 2 bits in groups of 16.
-    Q2K = BlockType::row(10, "Q2_K", 256, 84, floats(q2_k))
+    Q2K = BlockType::row(10, "Q2_K", 256, 84, super_affine_2_bits())
         .file_types(&[(10, "Q2_K"), (21, "Q2_K_S")])
         .halves(&[80, 82]);
     /// 256 weights: 3 bits in groups of 16.

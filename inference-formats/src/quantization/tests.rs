@@ -175,10 +175,10 @@ impl Parts {
                 all.map(|i| scales[i / 32] * (code(i) as f32 - zero))
                     .collect()
             }
-            Layout::SuperAffine { .. } => {
+            Layout::SuperAffine { group, .. } => {
                 let (bytes, supers) = (self.part::<i8>(1, PartType::I8), self.halves(2));
                 let factor = |i: usize, n: usize| {
-                    supers[2 * (i / 256) + n] * f32::from(bytes[2 * (i / 32) + n])
+                    supers[2 * (i / (8 * group)) + n] * f32::from(bytes[2 * (i / group) + n])
                 };
                 all.map(|i| factor(i, 0) * code(i) as f32 - factor(i, 1))
                     .collect()
@@ -248,12 +248,12 @@ fn layouts_are_those_of_the_kernels() {
         rows.map(|row| row.name).collect()
     };
     let supers = of(|layout| matches!(layout, Layout::SuperAffine { .. }));
-    assert_eq!(supers, ["Q4_K", "Q5_K"]);
+    assert_eq!(supers, ["Q2_K", "Q4_K", "Q5_K"]);
     assert_eq!(of(|layout| layout == Layout::SuperScaled), ["Q6_K"]);
     assert_eq!(of(|layout| layout == Layout::Powers), ["MXFP4"]);
     let affine = of(|layout| matches!(layout, Layout::Affine { .. }));
     assert_eq!(affine, ["Q4_1", "Q5_1"]);
-    assert_eq!(of(|layout| layout == Layout::Floats), ["Q2_K"]);
+    assert_eq!(of(|layout| layout == Layout::Floats), [""; 0]);
 }
 
 #[test]

@@ -232,7 +232,7 @@ impl Weight {
         let matrix = match layout {
             Layout::Floats | Layout::Affine { .. } => None,
             Layout::Symmetric { bits } => Matrix::from_symmetric(parts, rows, bits.cast_signed())?,
-            Layout::SuperAffine { bits } => {
+            Layout::SuperAffine { bits, .. } => {
                 Matrix::from_super_affine(parts, rows, bits.cast_signed())?
             }
             Layout::SuperScaled => Matrix::from_super_scaled(parts, rows)?,

@@ -368,6 +368,7 @@ mod tests {
                     Layout::SuperScaled => (6, 16),
                     Layout::Powers | Layout::Table { .. } => (4, 32),
                     Layout::TableSuper { group, .. } => (4, group as i32),
+                    Layout::SuperAffine { bits, group } => (bits.cast_signed(), group as i32),
                     other => (other.affine_bits().unwrap().cast_signed(), 32),
                 };
                 let (kind, layout) = (row.id, row.layout());

@@ -250,6 +250,7 @@ fn formats() -> Vec<MatrixFormat> {
     for (bits, group, scales) in [
         (6, 16, ScaleFormat::Super),
         (8, 32, ScaleFormat::Symmetric),
+        (2, 16, ScaleFormat::SuperAffine),
         (4, 32, ScaleFormat::SuperAffine),
         (5, 32, ScaleFormat::SuperAffine),
         (4, 32, ScaleFormat::E8m0),

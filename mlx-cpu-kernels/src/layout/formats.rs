@@ -90,6 +90,7 @@ macro_rules! packed_formats {
                 SYMMETRIC_ID, 5, &[32], INTEGERS;
                 SYMMETRIC_ID, 8, &[32], ALL;
                 SUPER_ID, 6, &[16], INTEGERS;
+                SUPER_AFFINE_ID, 2, &[16], INTEGERS;
                 SUPER_AFFINE_ID, 4, &[32], ALL;
                 SUPER_AFFINE_ID, 5, &[32], INTEGERS;
                 E8M0_ID, 4, &[32], INTEGERS;

@@ -24,7 +24,7 @@ pub const INTERLEAVED_ROWS: usize = 8;
 #[cfg(target_arch = "x86_64")]
 pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     match bits {
-        6 => 16,
+        2 | 6 => 16,
         _ => 32,
     }
 }
@@ -77,7 +77,8 @@ pub enum ScaleFormat {
     /// Two bytes per group, for the scale and for the magnitude of the bias, which is negative.
     /// Each byte is multiplied by a float16 that [`GROUPS_PER_AFFINE_SUPER`] groups share. In a row
     /// block, the eight scale bytes of a group precede the eight bias bytes; the float16 values
-    /// have the same order. With 4 or 5 bits and groups of 32 this is GGUF's Q4_K and Q5_K.
+    /// have the same order. With 4 or 5 bits and groups of 32 this is GGUF's Q4_K and Q5_K. With 2
+    /// bits and groups of 16 this is Q2_K, whose two float16 values are stored twice.
     SuperAffine,
     /// A byte for each group: the exponent of a power of two (E8M0). Codes are floats: E2M1 (4
     /// bits) in MXFP4, E4M3 (8 bits) in MXFP8. There are no biases.

@@ -176,13 +176,19 @@ fn symmetric_rows_equal_the_definition() {
     }
 }
 
-/// Four and five bits in groups of 32. Scales and biases are stored as bytes times float16, as in
-/// Q4_K and Q5_K.
+/// Two bits in groups of 16, and four and five bits in groups of 32. Scales and biases are stored as
+/// bytes times float16, as in Q2_K, Q4_K and Q5_K.
 #[test]
 fn rows_with_super_scales_and_biases_equal_the_definition() {
-    const GROUP: usize = 32;
-    for (bits, groups) in [(4u32, 8), (4, 24), (5, 8), (5, 24)] {
-        let k = GROUP * groups;
+    for (bits, size, groups) in [
+        (2u32, 16, 16),
+        (2, 16, 48),
+        (4, 32, 8),
+        (4, 32, 24),
+        (5, 32, 8),
+        (5, 32, 24),
+    ] {
+        let k = size * groups;
         let words: Vec<u32> = noise(ROWS * k * bits as usize / 32, 9)
             .iter()
             .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
@@ -215,14 +221,14 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
             let half = half::f16::from_bits(supers[at(group / GROUPS_PER_AFFINE_SUPER)]);
             f32::from(codes[at(group)]) * half.to_f32()
         };
-        check(matrix, GROUP, |g| (number(g, 0), -number(g, 1)));
+        check(matrix, size, |g| (number(g, 0), -number(g, 1)));
         // The row blocks in the middle have different scales from the others.
         let x = noise(2 * k, 5);
         for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
                 let rows = matrix.row_blocks() * INTERLEAVED_ROWS;
                 let mut out = vec![0.0; 2 * rows];
-                with_panel(isa, &x, k, (bits, GROUP), |x| {
+                with_panel(isa, &x, k, (bits, size), |x| {
                     qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, 2));
                 });
                 out

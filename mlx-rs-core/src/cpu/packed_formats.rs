@@ -55,14 +55,14 @@ impl QuantizedMatrix {
         Self::of_parts(parts, &widths, (n, k), known, format)
     }
 
-    /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in the format of GGUF's Q4_K or
-    /// Q5_K and with nearly the same size: `w = d * scale * q - m * min`. All arrays are
+    /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, or 2 bits in groups of 16, in the
+    /// format of GGUF's Q4_K, Q5_K or Q2_K: `w = d * scale * q - m * min`. All arrays are
     /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` in MLX's packing, bytes
-    /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k /
-    /// 128]` with `d` and `m` per 256 inputs. `None` if the kernels are disabled.
+    /// (int8) `[n, 2 * groups]` with the scale and the minimum of each group, and float16 `[n,
+    /// groups / 4]` with `d` and `m` for each 8 groups. `None` if the kernels are disabled.
     ///
-    /// [`Self::to_quantized`] multiplies the two levels of scales. `vmap` over a product and second
-    /// derivatives of a product are errors.
+    /// [`Self::to_quantized`] multiplies the two levels of scales; it refuses groups of 16. `vmap`
+    /// over a product and second derivatives of a product are errors.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the arrays do not match, or for other `bits`; when memory runs
@@ -83,17 +83,17 @@ impl QuantizedMatrix {
         bits: i32,
     ) -> Result<Option<Self>> {
         let parts = parts.into();
-        const GROUP: i32 = 32;
+        let group = if bits == 2 { 16 } else { 32 };
         let per_super = GROUPS_PER_AFFINE_SUPER as i32; // a small constant
         let groups = parts.width(1) / 2;
-        let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let k = groups.checked_mul(group).unwrap_or(0);
         let known = groups % per_super == 0;
         let widths = [
             (Dtype::Uint32, words_of(k, bits)),
             (Dtype::Int8, 2 * groups),
             (Dtype::Float16, 2 * groups / per_super),
         ];
-        let format = PackedFormat::new(bits, GROUP, ScaleFormat::SuperAffine);
+        let format = PackedFormat::new(bits, group, ScaleFormat::SuperAffine);
         Self::of_parts(parts, &widths, (n, k), known, format)
     }
 

@@ -324,7 +324,7 @@ impl QuantizedMatrix {
     /// ```
     pub fn to_quantized(&self) -> Result<Quantized> {
         if !self.has_mlx_form() {
-            let message = "MLX has no format for super-scales or for codes of a table";
+            let message = "MLX has no format for super-scales, codes of a table, or groups of 16";
             return Err(Error::new(
                 ErrorKind::Value,
                 "cpu::QuantizedMatrix",
@@ -392,10 +392,12 @@ impl QuantizedMatrix {
     /// ```
     #[must_use]
     pub fn has_mlx_form(&self) -> bool {
-        !matches!(
-            self.scales,
-            ScaleFormat::Super | ScaleFormat::Table(_) | ScaleFormat::TableSuper(_)
-        )
+        match self.scales {
+            ScaleFormat::Super | ScaleFormat::Table(_) | ScaleFormat::TableSuper(_) => false,
+            // MLX's affine mode has no groups of 16.
+            ScaleFormat::SuperAffine => self.group >= 32,
+            _ => true,
+        }
     }
 
     /// The group size: 32, 64 or 128; 16 in some GGUF formats and in NVFP4.
