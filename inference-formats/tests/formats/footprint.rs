@@ -297,8 +297,8 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             5120 + groups * 4,
         ),
         // MLX has no layout with groups of 16. The kernels support Q3_K with codes of 4 bits, and
-        // Q6_K in its own bits.
-        (10, 84, 256, 4 * weights, 4 * weights, 2 * weights),
+        // Q2_K and Q6_K in their own bits.
+        (10, 84, 256, (64 + 32 + 8) * 32, 4 * weights, 2 * weights),
         (11, 110, 256, (128 + 18) * 32, 4 * weights, 2 * weights),
         (14, 210, 256, 210 * 32, 4 * weights, 2 * weights),
     ] {
