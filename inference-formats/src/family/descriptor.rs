@@ -116,8 +116,8 @@ pub enum Recurrence {
 pub enum TensorParallel {
     /// The model cannot be divided.
     No,
-    /// By heads, and by the width of feed-forward parts, under the usual names. Recurrent layers
-    /// are whole.
+    /// Attention is divided by heads, and feed-forward parts by their width. Tensors have the usual
+    /// names. Each process has all of a recurrent layer.
     Heads,
     /// As `Heads`, and the norms of queries and keys, which cover all heads, are divided with them.
     HeadsAndNorms,

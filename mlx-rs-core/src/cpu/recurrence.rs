@@ -89,9 +89,10 @@ impl Memory {
         shapes
     }
 
-    /// The outputs `[R, L, heads * value_dim]`, and the state after the last position. `state` is
-    /// `C` `[R, heads, key_dim, value_dim]`, and for a normalized rule also `n` `[R, heads,
-    /// key_dim]` and `m` `[R, heads]`. Computed on the CPU.
+    /// Returns the outputs `[R, L, heads * value_dim]`, and the state after the last position.
+    /// `state` is the state before the first position: `C` `[R, heads, key_dim, value_dim]`, and
+    /// for a normalized rule also `n` `[R, heads, key_dim]` and `m` `[R, heads]`. Computed on the
+    /// CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape, or sizes that do not match;

@@ -49,8 +49,9 @@ pub struct ScalarMemory<'a> {
 }
 
 impl ScalarMemory<'_> {
-    /// The outputs `[R, L, heads, dim]`, and the state after the last position: y, c, n and m,
-    /// `[R, heads, dim]` each. `before` is the state before the first. Computed on the CPU.
+    /// Returns the outputs `[R, L, heads, dim]`, and the state after the last position: y, c, n and
+    /// m, `[R, heads, dim]` each. `before` is the state before the first position. Computed on the
+    /// CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape; MLX's message when the current
