@@ -115,7 +115,8 @@ pub trait SteerableModel: TextModel {
         Err(unseen())
     }
 
-    /// As [`feed_forward_activations`], with edits; the result includes those at [`Hook::Neurons`].
+    /// As [`feed_forward_activations`], with edits. Edits at [`Hook::Neurons`] change the returned
+    /// activations.
     ///
     /// # Errors
     /// As [`Self::steered_residuals`].
