@@ -409,7 +409,8 @@ fn packed_matrices_of_gguf_are_kept_or_named() {
         named(&with_kernels),
         ["Q2_K: model.layers.0.mlp.up_proj.weight, in 12.2 times the bytes"]
     );
-    // Otherwise, MLX has only MXFP4 of these.
+    // Without kernels, only the MXFP4 matrix stays packed, because MLX supports no other of these
+    // types.
     let halves = footprint(&WeightStorage::converted(2));
     assert_eq!(named(&halves).len(), 4);
     let name = "model.layers.4.mlp.up_proj.weight";
