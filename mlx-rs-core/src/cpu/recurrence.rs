@@ -60,8 +60,8 @@ pub struct Memory {
     pub chunk: i32,
 }
 
-/// Positions of `R` rows with `L` positions each, all float32. If the last axis of an array is not
-/// contiguous, the array is copied.
+/// The inputs of the recurrence: `R` rows of `L` positions. All arrays are float32. If the last
+/// axis of an array is not contiguous, the array is copied.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryInputs<'a> {
     /// Queries, `[R, L, key_heads * key_dim]`.

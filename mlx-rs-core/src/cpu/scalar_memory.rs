@@ -11,7 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "cpu::ScalarMemory::scan";
 
-/// Positions of `R` rows with `L` positions each, all float32, for heads of `dim` elements.
+/// The inputs of the recurrence: `R` rows of `L` positions, with heads of `dim` elements. All
+/// arrays are float32.
 ///
 /// ```text
 /// raw = gates + y R                 of the gates i, f, z, o
