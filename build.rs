@@ -1,8 +1,10 @@
-//! Lets the programs of this package find the MLX library they were built against on macOS: first
-//! beside themselves, then in the directory of mlx-sys. On Linux mlx-sys looks for it at run time.
+//! On macOS, adds the rpaths with which the programs of this package find the MLX library they were
+//! built against: the program's directory, `../lib`, and the directory of mlx-sys. On Linux,
+//! mlx-sys finds the library at run time.
 //!
-//! Sets the cfg `test_python` where tests may install Python packages, and `test_real_models` where
-//! there are weights of real models: a test is ignored, and said to be, at compile time only.
+//! Sets the cfg `test_python` if tests may install Python packages, and `test_real_models` if the
+//! environment names real models. The tests that need them are otherwise ignored. Only at compile
+//! time can a test be marked so that the test report lists it as ignored.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -28,7 +30,7 @@ fn main() {
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("macos") {
         return;
     }
-    // `mlx self install` copies from there.
+    // `mlx self install` copies the library from this directory.
     println!("cargo:rustc-env=RUST_MLX_LINKED_LIBRARY={lib}");
     for dir in ["@loader_path", "@loader_path/../lib", &lib] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{dir}");

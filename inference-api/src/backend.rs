@@ -245,7 +245,7 @@ pub trait TextModel: Send + Sync {
         None
     }
 
-    /// A session that runs several requests together.
+    /// Creates a session that runs several requests together.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the backend has no sessions,

@@ -319,7 +319,7 @@ impl Ranking {
 
 /// A model that scores how well documents answer a query.
 pub trait RerankModel: TextModel {
-    /// A score for each document. Engines check `interrupt` between steps.
+    /// Returns a score for each document. Engines check `interrupt` between steps.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a pair that is too long, and for an instruction if the

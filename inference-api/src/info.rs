@@ -43,10 +43,10 @@ pub struct ModelInfo {
     /// `int8`; `bfloat16x2` is the sum of two bfloat16. `None` if the backend does not report it.
     pub prompts: Option<String>,
     /// How keys and values are stored, such as `float16`, or `4 bits, groups of 64`. `None` if the
-    /// backend does not report it, or the model has none.
+    /// backend does not report it, or if the model has no keys and values.
     pub cache: Option<String>,
     /// Bytes of a token's keys and values over all layers, in a long sequence; 0 if the model has
-    /// none. `None` if the backend does not report it.
+    /// no keys and values. `None` if the backend does not report it.
     pub cache_bytes_per_token: Option<u64>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,

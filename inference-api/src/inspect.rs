@@ -261,8 +261,8 @@ pub trait AttentionInspector: TextModel {
             .collect()
     }
 
-    /// The contribution of each part of the model to the residual stream at `positions` of a
-    /// prompt, unless `interrupt` ends it.
+    /// Returns the contribution of each part of the model to the residual stream at `positions` of
+    /// a prompt. `interrupt` can end the computation.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states`].

@@ -1,8 +1,8 @@
 //! Divides the tensors of a model among processes that compute each layer together (tensor
-//! parallelism, Shoeybi et al. 2019). Attention heads and the feed-forward width are divided.
-//! Projections into these parts keep some of their outputs. Projections out of them keep some of
-//! their inputs, and the sum over all processes is the layer's output. Embeddings, norms, routers
-//! and the output head are whole in each process.
+//! parallelism, Shoeybi et al. 2019). Attention heads and the feed-forward width are divided. A
+//! projection into a divided part keeps some of its outputs. A projection out of a divided part
+//! keeps some of its inputs, and the sum over all processes is the layer's output. Embeddings,
+//! norms, routers and the output head are complete in each process.
 //!
 //! This module handles only names and sizes. An engine reads the parts, and a report shows them.
 
@@ -33,7 +33,7 @@ pub struct TensorSplit {
 /// The range of a tensor that one process keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
-    /// The axis that is cut.
+    /// The axis that is divided.
     pub axis: usize,
     /// The length of that axis in the whole tensor.
     pub length: usize,

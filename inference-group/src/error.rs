@@ -6,7 +6,7 @@ pub enum Error {
     /// An environment variable is invalid. The program that starts the processes must change it.
     #[error("{0}")]
     Environment(String),
-    /// A member did not join, was lost, or computes something else than this process.
+    /// A member did not join, was lost, or has other results than this process.
     #[error("{0}")]
     Group(String),
     /// A model failed.

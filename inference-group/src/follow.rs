@@ -18,7 +18,7 @@ struct Following {
 /// returns `None` after the last one.
 ///
 /// # Errors
-/// If rank 0 ends without notice, or if this process computes something else than rank 0.
+/// If rank 0 ends without notice, or if the results of this process differ from those of rank 0.
 pub fn follow(
     rank: usize,
     models: &[Box<dyn TextModel>],

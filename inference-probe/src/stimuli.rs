@@ -64,7 +64,7 @@ impl Stimulus {
 /// A set of stimuli, and the hash of its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stimuli {
-    /// In the order of the file.
+    /// The stimuli in the order of the file.
     pub list: Vec<Stimulus>,
     /// SHA-256 of the file, in hexadecimal digits.
     pub sha256: String,

@@ -28,8 +28,9 @@ pub struct ServerTools {
 }
 
 impl ServerTools {
-    /// The tools of `host`. A reply may call tools in up to `max_rounds` rounds; a round has one or
-    /// more calls. After the last round, the model answers without these tools.
+    /// Makes the tools of `host` available to the model. A reply may call tools in up to
+    /// `max_rounds` rounds; a round has one or more calls. After the last round, the model answers
+    /// without these tools.
     pub fn new(host: Arc<dyn ToolHost>, max_rounds: usize) -> Self {
         let tools = host.tools().into();
         Self {

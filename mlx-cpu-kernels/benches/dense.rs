@@ -1,7 +1,7 @@
 //! Measures products with dense matrices, with few and many input rows: billions of operations a
 //! second, and the share of the highest rate of multiply-add instructions, measured beside each
-//! product. Times are the least of many runs, and on Linux processor time, so that other programs
-//! on the processor matter little.
+//! product. Each time is the minimum of many runs. On Linux it is processor time, so other programs
+//! affect it little.
 //!
 //! `MLX_NUM_THREADS=1 cargo bench -p rust-mlx-cpu-kernels --bench dense`
 

@@ -1,7 +1,7 @@
 //! Measures products with quantized matrices by the number of input rows: billions of
-//! multiplications a second. Times are the least of many runs, and on Linux processor time, so that
-//! other programs on the processor matter little. Each product has several copies of its matrix, so
-//! weights come from memory or the last cache, as in a model.
+//! multiplications a second. Each time is the minimum of many runs. On Linux it is processor time,
+//! so other programs affect it little. Each product has several copies of its matrix, so weights
+//! come from memory or the last cache, as in a model.
 //!
 //! `MLX_NUM_THREADS=1 cargo bench -p rust-mlx-cpu-kernels --bench quantized`
 

@@ -25,8 +25,8 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use terminal::console::Console;
 use terminal::failure::Failure;
 
-/// Number of freed bytes that the process keeps for later allocations: about the KV caches of some
-/// prompts in one batch.
+/// Number of freed bytes that the process keeps for later allocations: about the size of the KV
+/// caches of some prompts in one batch.
 #[cfg(feature = "mlx-backend")]
 const FREED: usize = 256 << 20;
 

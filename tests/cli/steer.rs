@@ -330,8 +330,8 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
     assert!(message.contains("--against"), "{message}");
 }
 
-/// Compares the vector, a difference of mean states, with the test's own computation. The written
-/// file must change replies like its edits.
+/// Compares the written edits, which add a difference of mean states, with the test's own
+/// computation. Other methods must write other edits. A set with a single prompt must be refused.
 #[test]
 fn a_direction_is_what_lies_between_two_sets_of_prompts() {
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Edits of activations during the forward passes of a request. Each edit has places and one
-//! operation. `json.rs` parses edits, and `check.rs` checks them against a model.
+//! Edits of activations during the forward passes of a request. Each edit has one operation, and
+//! the layers, the hook and the positions at which it applies. `json.rs` parses edits, and
+//! `check.rs` checks them against a model.
 
 mod check;
 mod json;
@@ -136,7 +137,7 @@ impl EditPositions {
     }
 }
 
-/// The operation on the states at a place.
+/// The operation on the states at a hook.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EditOperation {
     /// Adds `coefficient * vector`.
@@ -167,7 +168,7 @@ pub enum EditOperation {
 pub struct Edit {
     /// The layers.
     pub layers: Numbers,
-    /// The place in each layer.
+    /// The hook in each layer.
     pub hook: Hook,
     /// The positions.
     pub positions: EditPositions,

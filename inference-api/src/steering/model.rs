@@ -14,7 +14,7 @@ use crate::token_model::LogitsOutput;
 pub struct HookStates {
     /// The layer.
     pub layer: usize,
-    /// The place in the layer.
+    /// The hook in the layer.
     pub hook: Hook,
     /// The prompt.
     pub tokens: Vec<u32>,
@@ -53,7 +53,7 @@ pub trait SteerableModel: TextModel {
     /// The hooks that can be edited.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the reason if no place can be
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the reason if no hook can be
     /// edited, and [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     fn steering_shape(&self) -> Result<SteeringShape>;
 
@@ -115,7 +115,8 @@ pub trait SteerableModel: TextModel {
         Err(unseen())
     }
 
-    /// As [`feed_forward_activations`], with edits; the result includes those at [`Hook::Neurons`].
+    /// As [`feed_forward_activations`], with edits. Edits at [`Hook::Neurons`] change the returned
+    /// activations.
     ///
     /// # Errors
     /// As [`Self::steered_residuals`].
@@ -135,7 +136,7 @@ pub trait SteerableModel: TextModel {
     /// The states of a prompt at `places` (layer and hook), computed by the unedited model.
     ///
     /// # Errors
-    /// For an unknown place, insufficient memory, a closed model, or an interrupt.
+    /// For an unknown layer or hook, insufficient memory, a closed model, or an interrupt.
     fn hook_states(
         &self,
         prompt: &Prompt,

@@ -39,7 +39,7 @@ pub struct Family {
     /// Whether the keys and values of all heads are kept as one short vector per position.
     pub latent: bool,
     /// Whether sums over a whole sequence need float32 throughout. A GPU then computes in float32,
-    /// in whatever type the weights are stored.
+    /// even if the weights have another type.
     pub sums_in_float32: bool,
     /// How the model is divided among processes.
     pub tensor_parallel: TensorParallel,
@@ -116,8 +116,8 @@ pub enum Recurrence {
 pub enum TensorParallel {
     /// The model cannot be divided.
     No,
-    /// By heads, and by the width of feed-forward parts, under the usual names. Recurrent layers
-    /// are whole.
+    /// Attention is divided by heads, and feed-forward parts by their width. Tensors have the usual
+    /// names. Each process has all of a recurrent layer.
     Heads,
     /// As `Heads`, and the norms of queries and keys, which cover all heads, are divided with them.
     HeadsAndNorms,
@@ -135,10 +135,11 @@ pub enum TensorParallel {
 pub enum JoinedExperts {
     /// One stack has the matrices of gate and up, another those of down. mlx-lm has three stacks.
     Stacks {
-        /// The end of the name of gate and up: `[experts, 2 * width, hidden]`, or, as the shapes
-        /// show, `[experts, hidden, 2 * width]`.
+        /// The name suffix of the tensor with gate and up. Its shape is `[experts, 2 * width,
+        /// hidden]` or `[experts, hidden, 2 * width]`.
         gate_up: &'static str,
-        /// The end of the name of down: `[experts, hidden, width]`, or `[experts, width, hidden]`.
+        /// The name suffix of the tensor with down. Its shape is `[experts, hidden, width]` or
+        /// `[experts, width, hidden]`.
         down: &'static str,
         /// The text that replaces these suffixes in mlx-lm's names, before `.gate_proj.weight`.
         prefix: &'static str,

@@ -319,10 +319,11 @@ impl GgufHeader<'_> {
         Ok((0..self.layers).map(kind).collect())
     }
 
-    /// The number that all layers of a kind share; `None` if no layer is of this kind.
+    /// Returns the number that all layers of a kind share; `None` if no layer is of this kind.
+    /// `numbers` has a number for each layer, from the metadata under `key`.
     ///
     /// # Errors
-    /// If layers of this kind differ in the number, which the metadata have under `key`.
+    /// If layers of this kind have different numbers.
     pub fn of_kind(
         &self,
         key: &str,

@@ -88,8 +88,8 @@ pub fn read_text(path: &Path, cap: u64) -> Result<String> {
         .map_err(|e| invalid(path, "the file is not UTF-8").with_source(e))
 }
 
-/// An open regular file, with its length at that time. Each read gives its position, so threads can
-/// share the file. A read past the end is an error.
+/// An open regular file, with its length when it was opened. Each read states its position, so
+/// threads can share the file. A read past the end is an error.
 #[derive(Debug)]
 pub struct CheckedFile {
     path: PathBuf,

@@ -173,7 +173,7 @@ fn the_scores_and_the_tokenizer_tell_the_relatives_apart() {
     let model = |file: File| file.read().unwrap()["model_type"].clone();
     let sigmoids = || deepseek(false).with(&[("expert_gating_func", 2)]);
     assert_eq!(model(sigmoids()), "deepseek_v3");
-    // Without a stated function, a bias of the choice means sigmoids.
+    // If the file states no scoring function, a selection bias means sigmoids.
     let biased = deepseek(false).tensor("blk.1.exp_probs_b.bias", &[8]);
     assert_eq!(model(biased), "deepseek_v3");
     let mut glm = sigmoids();
@@ -263,7 +263,7 @@ fn layers_that_predict_further_tokens_are_left_out() {
 fn what_tensors_show_becomes_a_field() {
     let read = |file: File, name: &str| file.read().unwrap()[name].clone();
     let norms = |architecture| File::new(architecture).tensor("blk.0.attn_q_norm.weight", &[8]);
-    // The engine refuses these models by the field.
+    // The engine refuses these models because of this field.
     assert_eq!(read(norms("command-r"), "use_qk_norm"), true);
     assert_eq!(read(norms("stablelm"), "qk_layernorm"), true);
     assert_eq!(read(File::new("hunyuan-dense"), "use_qk_norm"), false);

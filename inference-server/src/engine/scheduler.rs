@@ -182,8 +182,8 @@ impl Scheduler {
         rows.map(|row| row.kv_bytes).sum()
     }
 
-    /// Whether a request fits into the KV budget beside the running ones. A request above the whole
-    /// budget returns true, because a later check refuses it.
+    /// Whether a request fits into the KV budget beside the running ones. Also true for a request
+    /// above the whole budget, because a later check refuses it.
     fn fits(&self, kv_bytes: u64) -> bool {
         self.kv_budget
             .is_none_or(|most| kv_bytes > most || self.kv_bytes() + kv_bytes <= most)

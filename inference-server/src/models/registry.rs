@@ -122,7 +122,7 @@ impl Models {
         models.collect()
     }
 
-    /// Leases the model with this name, and loads it if necessary. Without a name, it is the first
+    /// Leases the model with this name, and loads it if necessary. Without a name, leases the first
     /// model. `keep` is the keep-alive time that the request sets.
     pub(crate) async fn get(
         &self,

@@ -27,7 +27,7 @@ const SMALL: usize = 64 << 10;
 pub(crate) struct Work<T>(pub(crate) T, pub(crate) Places);
 
 /// The JSON body of a request that may have no prompt, and then only loads or unloads a model. Such
-/// a request is small and needs no place, so a full queue does not refuse it.
+/// a request is small and needs no place in the queue, so a full queue does not refuse it.
 pub(crate) struct Maybe<T> {
     pub(crate) request: T,
     /// The place, if the request has a prompt.

@@ -88,9 +88,9 @@ impl ToolChoice {
             .map(drop)
     }
 
-    /// Applies the choice to a prepared request and its options. A schema for the reply governs
-    /// only texts, as in OpenAI's API: a forced call ignores it, and otherwise the reply is either
-    /// a call or JSON of the schema.
+    /// Applies the choice to a prepared request and its options. As in OpenAI's API, a schema for
+    /// the reply does not apply to calls: a forced call ignores it, and any other reply is either a
+    /// call or JSON of the schema.
     pub(crate) fn apply(
         &self,
         app: &App,

@@ -19,7 +19,8 @@ use crate::reply::Delta;
 use crate::state::App;
 use crate::tools::ServerTools;
 
-/// Adds the server's tools to a conversation, if the request may call them. Returns whether it did.
+/// Adds the server's tools to a conversation, if the request may call them. Returns whether it
+/// added any.
 ///
 /// A tool of the request hides a tool of the server with the same name. A request that forces or
 /// forbids calls, has a schema or log-probabilities, or continues a message gets no tools of the

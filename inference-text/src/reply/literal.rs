@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of a Python string after its opening quote, and the text after its closing quote. As in
-/// Python, unknown escapes stay unchanged.
+/// Reads a Python string. `text` begins after the opening quote. Returns the string's content, and
+/// the text after the closing quote. As in Python, unknown escapes stay unchanged.
 fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
     let mut out = String::new();
     let mut rest = text;

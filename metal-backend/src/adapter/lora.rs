@@ -135,7 +135,7 @@ pub(super) fn blocks(all: &[Arc<ParamSlot>]) -> usize {
     last.map_or(0, |n| n + 1)
 }
 
-/// Returns a change for each slot that removes its delta.
+/// Returns, for each slot, the change that removes its delta.
 pub(super) fn bare(
     slots: &[Arc<ParamSlot>],
 ) -> impl Iterator<Item = (Arc<ParamSlot>, Option<Delta>)> {

@@ -36,7 +36,7 @@ impl NamedAdapter {
         self.group
     }
 
-    /// The changes.
+    /// The adapter's changes of the model's weights.
     #[must_use]
     pub fn deltas(&self) -> &Arc<Deltas> {
         &self.deltas

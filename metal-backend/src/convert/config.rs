@@ -70,7 +70,8 @@ pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Configuration fields about weights that are not copied, and about the types of weights.
+/// Configuration fields that are removed: the source's name, its quantization, and the settings of
+/// networks for images and audio, whose weights are not copied.
 const OF_OTHER_WEIGHTS: [&str; 5] = [
     "_name_or_path",
     "vision_config",

@@ -313,7 +313,7 @@ fn rope_scaling(file: &Gguf, architecture: &str, pairs: Option<usize>) -> Result
 /// and interpolates between them. Only ratios of the other three parameters matter, so one of them
 /// is set to 1.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
-    /// The usual parameters of Llama 3 are first.
+    /// The candidates for `high_freq_factor`. Llama 3's usual value is first, as in `CONTEXTS`.
     const HIGH: [f64; 6] = [4.0, 2.0, 8.0, 16.0, 32.0, 64.0];
     const CONTEXTS: [f64; 18] = [
         8192.0,

@@ -11,7 +11,8 @@ use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::quantization::GROUP;
 
-/// The number of weights read between two checks. The first chunk almost always decides.
+/// The approximate number of weights read at a time. Reading stops once neither 16-bit type
+/// represents all values read so far, which usually shows in the first chunk.
 const CHUNK: usize = 1 << 18;
 
 /// Whether a GGUF type packs several weights into a block.

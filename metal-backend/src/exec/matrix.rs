@@ -23,7 +23,7 @@ enum Kind {
     Absent,
 }
 
-/// For a greater `k`, [`greatest`] leaves the computation to the caller.
+/// The maximum `k` of [`greatest`]. For a greater `k`, it returns `None`.
 const MOST_GREATEST: usize = 1024;
 
 /// A matrix with an optional bias `[out]`.

@@ -121,8 +121,8 @@ impl Batch {
         self.rows.iter().map(of).collect()
     }
 
-    /// Copies shared prefixes to waiting rows until no copy is left. Returns, for each row, the
-    /// prompt position up to which it may compute; `None` for rows that compute nothing.
+    /// Copies shared prefixes to waiting rows until there is no more to copy. Returns, for each
+    /// row, the prompt position up to which it may compute; `None` for rows that compute nothing.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         if !self.engine.shares_prefixes() {
             let until = |m: &Member| {

@@ -12,7 +12,7 @@ pub struct Growth {
     pub beta: f32,
     /// The number of positions for which the factor stays constant.
     pub step: i32,
-    /// Added to positions (1 in Llama 4).
+    /// The number added to positions (1 in Llama 4).
     pub shift: i32,
 }
 

@@ -31,8 +31,8 @@ use crate::exec::recurrence::{DiagonalMemory, by_kernel};
 /// The number of positions per chunk of the plain operations.
 const CHUNK: i32 = 16;
 
-/// The inputs of the rule: `R` rows, `L` positions, `H` heads. The operations below use them with
-/// heads before positions.
+/// The inputs of the rule: `R` rows, `L` positions, `H` heads. The functions for MLX's operations
+/// receive these inputs with heads before positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// Queries, `[R, L, H, DK]`.

@@ -22,7 +22,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum of weights before the division.
+        /// The number added to the sum of weights before the division.
         eps: f32,
     },
     /// Selects experts one after another. Each weight is a softmax over the remaining experts whose
@@ -37,7 +37,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum of weights before the division.
+        /// The number added to the sum of weights before the division.
         eps: f32,
     },
     /// The root of the softplus of each score, with the options of [`Self::Sigmoid`] (Laguna).
@@ -46,7 +46,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum of weights before the division.
+        /// The number added to the sum of weights before the division.
         eps: f32,
     },
 }

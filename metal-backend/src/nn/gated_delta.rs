@@ -24,7 +24,7 @@ use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 /// The number of positions per chunk; it does not change the result.
 const CHUNK: i32 = 64;
 
-/// Added to the sum of squares when queries and keys are normalized.
+/// The number added to the sum of squares when queries and keys are normalized.
 const EPS: f32 = 1e-6;
 
 /// A gated delta net layer.

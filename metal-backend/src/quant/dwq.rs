@@ -35,7 +35,7 @@ impl Default for Dwq {
     }
 }
 
-/// The number of batches per validation batch. At least one batch is for validation, not training.
+/// One in this number of batches, but at least one, is used for validation instead of training.
 const VALIDATION: usize = 16;
 
 /// A matrix with its codes, which do not change during training.

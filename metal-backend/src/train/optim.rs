@@ -71,7 +71,7 @@ pub enum OptimizerConfig {
         eps_scale: f32,
         /// The maximum root mean square of an update.
         clip_threshold: f32,
-        /// The second moment decays by `1 - step^decay_rate`.
+        /// The exponent in the decay of the second moment, `1 - step^decay_rate`.
         decay_rate: f32,
         /// Decay of a moving average of updates; `None` disables it.
         beta1: Option<f32>,

@@ -317,7 +317,7 @@ impl GemmTask<'_> {
             gate,
             residual: self.residual.map(|all| &all[at..]),
         };
-        // SAFETY: only this tile place writes these columns of these rows. Only `detect` makes
+        // SAFETY: no other tile place writes these columns of these rows. Only `detect` makes
         // `Isa::Amx`, on processors with AVX-512.
         unsafe {
             let mut to = out.block(at, n, (last - first, width));

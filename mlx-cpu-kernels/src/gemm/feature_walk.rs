@@ -102,7 +102,7 @@ pub struct HeldProduct {
     pub k: usize,
     /// The matrix `[n, k]`.
     pub matrix: StoredRows,
-    /// Added to each row of the result, `[n]`.
+    /// The bias `[n]`, added to each row of the result.
     pub bias: Option<HeldFloats>,
     /// The instruction set.
     pub isa: Isa,

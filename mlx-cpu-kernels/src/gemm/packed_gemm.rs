@@ -313,7 +313,7 @@ impl GemmTask<'_> {
                 let at = start(lane);
                 let reach = 7 * n + columns;
                 let before = self.residual.map(|r| r[at..at + reach].as_ptr());
-                // SAFETY: these columns of these rows belong to only this block. Both bounds are
+                // SAFETY: no other block writes these columns of these rows. Both bounds are
                 // checked.
                 done = unsafe {
                     let to = out.ptr(at, reach);
@@ -326,8 +326,7 @@ impl GemmTask<'_> {
             let sums = sums.as_chunks::<LANES>().0;
             for lane in lane..lane + rows {
                 let at = start(lane);
-                // SAFETY: these columns of this row belong to only this block. Both bounds are
-                // checked.
+                // SAFETY: no other block writes these columns of this row. Both bounds are checked.
                 let place = unsafe { out.slice_mut(at + done, columns - done) };
                 let before = self.residual.map(|r| &r[at + done..at + columns]);
                 for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {

@@ -33,9 +33,9 @@ pub(crate) struct TileC {
 pub(crate) struct ColumnOutput {
     pub data: *mut f32,
     pub row_stride: usize,
-    /// Added to each row.
+    /// The bias added to each row.
     pub bias: Option<*const f32>,
-    /// Added to the outputs, with their row stride.
+    /// An array that is added to the outputs. It has the row stride of the outputs.
     pub residual: Option<*const f32>,
 }
 

@@ -177,7 +177,7 @@ impl DiagonalMemory {
                 v: inputs.v.at(row, position, head * value_dim + first, count),
             };
             let at = ((row * length + position) * heads + head) * value_dim + first;
-            // SAFETY: each part has its own columns of its own head and row.
+            // SAFETY: no other part of the job writes these columns of this head and row.
             let y = unsafe { y.slice_mut(at, count) };
             advance(isa, &step, &mut scratch.kept, &mut scratch.memory, y);
         }

@@ -86,7 +86,7 @@ impl Work for ScalarMemory {
                             to.copy_from_slice(&gates[at..at + dim]);
                         }
                         advance(isa, recurrent, &mut scratch.gates, &mut scratch.state);
-                        // SAFETY: each part has its own head of its own row.
+                        // SAFETY: no other part of the job writes this head of this row.
                         let y = unsafe { outputs.slice_mut((position * heads + head) * dim, dim) };
                         y.copy_from_slice(&scratch.state[..dim]);
                     }

@@ -100,7 +100,7 @@ impl Work for SelectiveScan {
                         };
                         let sums = advance(isa, &step, &scratch.rates, &mut scratch.states);
                         let at = (row * length + position) * channels + first;
-                        // SAFETY: each part has its own channels of its own row.
+                        // SAFETY: no other part of the job writes these channels of this row.
                         let y = unsafe { y.slice_mut(at, count) };
                         y.copy_from_slice(&sums[..count]);
                     }

@@ -207,8 +207,8 @@ impl Heads {
         Ok(dim(width))
     }
 
-    /// The keys after norm and rotation, `[1, Hkv, T, D]`, for rows with these lengths and offsets.
-    /// `packed` is a packed projection `[1, T, (H + 2 Hkv) * D]`.
+    /// Returns the keys of a packed projection `[1, T, (H + 2 Hkv) * D]` after norm and rotation,
+    /// `[1, Hkv, T, D]`. `rows` has the length and the offset of each row.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] if shapes or types do not match; MLX's message if the current stream is
@@ -416,8 +416,8 @@ impl Heads {
         })
     }
 
-    /// The work of attention over these rows. It reads the packed rows, the norm's weight and the
-    /// sinks (each if there are any), and each row's keys and values.
+    /// Plans the attention over these rows. The inputs of the work are the packed rows, the norm's
+    /// weight and the sinks (each if there are any), and each row's keys and values.
     pub(super) fn plan_attention(
         &self,
         sequences: &[KvViewShape],
@@ -478,13 +478,14 @@ impl Heads {
         }
     }
 
-    /// The attention output of the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` over
-    /// the keys and values of their own sequence: `[1, T, H * D]`. The sequences have these lengths
-    /// and follow one another. The positions of each sequence begin at 0. There is no causal mask:
-    /// a query attends to positions before and after it, within the limits of `locality`.
+    /// Returns the attention output `[1, T, H * D]` of a packed projection `[1, T, (H + 2 Hkv) *
+    /// D]`, which concatenates sequences of the given lengths. The positions of each sequence begin
+    /// at 0. There is no causal mask: a query attends to positions of its sequence before and after
+    /// it, within the limits of `locality`.
     ///
     /// # Errors
-    /// Those of [`Self::keys`]; also if `locality` has another number of slopes than heads.
+    /// Those of [`Self::keys`]; also if the number of slopes in `locality` is not the number of
+    /// heads.
     /// ```
     /// use mlx_rs_core::{Array, Device, Stream, cpu::{Heads, Locality}};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

@@ -296,7 +296,7 @@ mod tests {
         let packer = Packer::default();
         let (go, wait) = mpsc::channel::<()>();
         let wait = Mutex::new(wait);
-        // The thread is busy with the first matrix until this test lets it go on.
+        // The thread is busy with the first matrix until this test drops `go`.
         let first = matrix(&packer, move |out| {
             let _ = wait.lock().recv();
             write_ones(out);

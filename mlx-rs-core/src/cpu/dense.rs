@@ -110,7 +110,7 @@ impl DenseMatrix {
     /// The matrix `[n, k]` of `dtype` at these bytes of a file, which are not copied. `None` if the
     /// kernels are disabled or do not support the type, or if the bytes are not aligned to it.
     ///
-    /// If the file is truncated, later operations are errors, and the outputs of operations that
+    /// If the file is truncated, later operations return errors, and the outputs of operations that
     /// already began are NaN. Operations with gradients for the matrix copy it once.
     ///
     /// ```

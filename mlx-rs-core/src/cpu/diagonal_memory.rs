@@ -12,8 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "cpu::DiagonalMemory::scan";
 
-/// Positions of `R` rows with `L` positions each, all float32, for `H` heads with a memory each. If
-/// the last axis of an array is not contiguous, the array is copied.
+/// The inputs of the recurrence: `R` rows of `L` positions. Each of the `H` heads has a memory. All
+/// arrays are float32. If the last axis of an array is not contiguous, the array is copied.
 ///
 /// ```text
 /// u  = a S
@@ -62,8 +62,9 @@ pub struct DiagonalMemory<'a> {
 }
 
 impl DiagonalMemory<'_> {
-    /// The outputs `[R, L, H * value_dim]`, and the memory `[R, H, key_dim, value_dim]` after the
-    /// last position. `before` is the memory before the first. Computed on the CPU.
+    /// Returns the outputs `[R, L, H * value_dim]`, and the memory `[R, H, key_dim, value_dim]`
+    /// after the last position. `before` is the memory before the first position. Computed on the
+    /// CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape; MLX's message when the current

@@ -1,5 +1,5 @@
-//! Functions of single elements on all cores. MLX computes them on one, and exponentials without
-//! vectors.
+//! Element-wise functions on all cores. MLX uses only one core, and computes exponentials without
+//! vector instructions.
 
 use mlx_cpu_kernels::{Elementwise, Function};
 

@@ -38,8 +38,8 @@ pub struct ExpertMatrix {
 }
 
 impl ExpertMatrix {
-    /// A stack from the rows of all experts, expert by expert: `[experts * n, k]`. Each expert of a
-    /// quantized matrix must have a multiple of 8 rows.
+    /// Makes a stack from a matrix `[experts * n, k]`, which concatenates the experts' rows. In a
+    /// quantized matrix, `n` must be a multiple of 8.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the number of rows is not divisible by `experts`, or the rows of a

@@ -80,8 +80,8 @@ pub(super) struct KvLayer {
 }
 
 impl KvLayer {
-    /// Allocates keys and values of layers that share an array, `[1, Hkv, capacity, D]` each. No
-    /// element is initialized.
+    /// Allocates the keys and the values of several layers, `[1, Hkv, capacity, D]` each, in one
+    /// shared array. No element is initialized.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message

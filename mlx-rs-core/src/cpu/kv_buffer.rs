@@ -111,8 +111,8 @@ impl KvBuffer {
         Ok(Self::several(1, heads, capacity)?.remove(0))
     }
 
-    /// The buffers of a row in several layers. Small layers share allocations. An allocation is
-    /// freed once all its layers are dropped or have grown.
+    /// Allocates the buffers of one row, one for each layer. Small layers share allocations. An
+    /// allocation is freed once all its layers are dropped or have grown.
     ///
     /// # Errors
     /// As [`Self::empty`]; the budget applies to all layers together.

@@ -1,7 +1,7 @@
 //! The kernels of `mlx-cpu-kernels` as operations of MLX's graph: multiplication with quantized and
 //! dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX
-//! computes these on one core and without vector units. MLX still handles laziness, streams and
-//! memory (through the shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
+//! computes these on one core and without vector instructions. MLX still handles laziness, streams
+//! and memory (through the shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
 //!
 //! For a single product, MLX's own operations compute `vmap` over rows, and gradients with respect
 //! to the rows (and to a dense matrix). [`Matrix::product_for_gradients`] has a kernel for the

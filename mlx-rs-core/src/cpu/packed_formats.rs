@@ -97,9 +97,9 @@ impl QuantizedMatrix {
         Self::of_parts(parts, &widths, (n, k), known, format)
     }
 
-    /// A matrix `[n, k]` of the interleaved `parts`. Part `i` must have the type and the number of
-    /// elements per row of `widths[i]`. If `known` is false, the sizes are refused. `None` if the
-    /// kernels are disabled.
+    /// Returns a matrix `[n, k]` of the interleaved `parts`, or `None` if the kernels are disabled.
+    /// Part `i` must have the type and the number of elements per row of `widths[i]`. Returns an
+    /// error if `known` is false, which means that the caller does not support the sizes.
     fn of_parts(
         parts: MatrixParts,
         widths: &[(Dtype, i32)],

@@ -184,9 +184,8 @@ impl QuantizedMatrix {
         Ok(all)
     }
 
-    /// A matrix of `n` rows from packed codes in the order of [`Self::interleaved`], and scales and
-    /// biases in the order of [`Self::factors`]. The other arguments are `n`, the bits and the
-    /// group size.
+    /// Makes a matrix of `n` rows. `words` has its codes in the order of [`Self::interleaved`];
+    /// scales and biases are in the order of [`Self::factors`].
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the arrays do not match, or the kernels lack their format; when

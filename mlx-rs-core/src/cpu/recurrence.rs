@@ -60,8 +60,8 @@ pub struct Memory {
     pub chunk: i32,
 }
 
-/// Positions of `R` rows with `L` positions each, all float32. If the last axis of an array is not
-/// contiguous, the array is copied.
+/// The inputs of the recurrence: `R` rows of `L` positions. All arrays are float32. If the last
+/// axis of an array is not contiguous, the array is copied.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryInputs<'a> {
     /// Queries, `[R, L, key_heads * key_dim]`.
@@ -89,9 +89,10 @@ impl Memory {
         shapes
     }
 
-    /// The outputs `[R, L, heads * value_dim]`, and the state after the last position. `state` is
-    /// `C` `[R, heads, key_dim, value_dim]`, and for a normalized rule also `n` `[R, heads,
-    /// key_dim]` and `m` `[R, heads]`. Computed on the CPU.
+    /// Returns the outputs `[R, L, heads * value_dim]`, and the state after the last position.
+    /// `state` is the state before the first position: `C` `[R, heads, key_dim, value_dim]`, and
+    /// for a normalized rule also `n` `[R, heads, key_dim]` and `m` `[R, heads]`. Computed on the
+    /// CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape, or sizes that do not match;

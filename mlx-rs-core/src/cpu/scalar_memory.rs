@@ -11,7 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "cpu::ScalarMemory::scan";
 
-/// Positions of `R` rows with `L` positions each, all float32, for heads of `dim` elements.
+/// The inputs of the recurrence: `R` rows of `L` positions, with heads of `dim` elements. All
+/// arrays are float32.
 ///
 /// ```text
 /// raw = gates + y R                 of the gates i, f, z, o
@@ -49,8 +50,9 @@ pub struct ScalarMemory<'a> {
 }
 
 impl ScalarMemory<'_> {
-    /// The outputs `[R, L, heads, dim]`, and the state after the last position: y, c, n and m,
-    /// `[R, heads, dim]` each. `before` is the state before the first. Computed on the CPU.
+    /// Returns the outputs `[R, L, heads, dim]`, and the state after the last position: y, c, n and
+    /// m, `[R, heads, dim]` each. `before` is the state before the first position. Computed on the
+    /// CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape; MLX's message when the current

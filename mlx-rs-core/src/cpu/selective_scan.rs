@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "cpu::SelectiveScan::scan";
 
-/// Positions of `R` rows with `L` positions each, all float32, for channels with a state each. If
-/// the last axis of an array is not contiguous, the array is copied.
+/// The inputs of a selective scan: `R` rows of `L` positions. Each channel has a state. All arrays
+/// are float32. If the last axis of an array is not contiguous, the array is copied.
 ///
 /// ```text
 /// t  = ln(1 + exp(d))
@@ -56,8 +56,8 @@ pub struct SelectiveScan<'a> {
 }
 
 impl SelectiveScan<'_> {
-    /// The outputs `[R, L, channels]`, and the state `[R, channels, state]` after the last
-    /// position. `before` is the state before the first. Computed on the CPU.
+    /// Returns the outputs `[R, L, channels]`, and the state `[R, channels, state]` after the last
+    /// position. `before` is the state before the first position. Computed on the CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape; MLX's message when the current

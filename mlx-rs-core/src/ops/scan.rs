@@ -194,8 +194,9 @@ impl Array {
         where_(&after(&nan)?, &undefined, &scan(&numbers)?)
     }
 
-    /// `scan`, except where `axis` has one element. MLX's CPU kernel divides by the stride of the
-    /// axis, which is zero for a broadcast axis and negative for a reversed one.
+    /// Returns `scan`. If `axis` has one element, returns its known result instead, because MLX's
+    /// CPU kernel divides by the stride of the axis, which is zero for a broadcast axis and
+    /// negative for a reversed one.
     fn unless_single(
         &self,
         scan: Array,

@@ -152,7 +152,7 @@ fn arguments_without_a_gradient_in_a_checkpoint() {
     );
 }
 
-// ---- derivatives of one's own
+// ---- custom derivatives
 
 #[test]
 fn custom_derivatives_replace_the_true_ones() {

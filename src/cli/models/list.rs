@@ -49,7 +49,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(&rows, args.json, console)
 }
 
-/// Presets. Their size is that of their own files.
+/// Returns the presets. The size of a preset is that of its own file.
 fn presets() -> Result<Vec<Row>, Failure> {
     let row = |(name, path, preset): (String, PathBuf, preset::Preset)| {
         let metadata = std::fs::metadata(&path).ok();

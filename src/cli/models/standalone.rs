@@ -142,8 +142,8 @@ fn is_needed_of_nvidia(rest: &[impl AsRef<str>]) -> bool {
     }
 }
 
-/// Puts the library into `prefix/lib/rust-mlx`, completely or not at all. A program with one
-/// package gets a copy of the library that it has loaded, from any place.
+/// Puts the library into `prefix/lib/rust-mlx`, completely or not at all. If the program has only
+/// one package (`is_only`), the library that it has loaded is copied, wherever that library is.
 fn install(
     package: &Package,
     is_only: bool,

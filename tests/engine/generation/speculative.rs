@@ -150,8 +150,8 @@ fn guessing_takes_and_keeps_what_was_computed() {
     assert_eq!(cached, Some(25));
 }
 
-/// Runs requests with their options together; each starts a step after the one before it. Returns
-/// the replies with their metrics.
+/// Runs requests with their options together; each request starts one step after the previous
+/// request. Returns the replies with their metrics.
 fn together(
     model: &dyn TextModel,
     requests: &[(Prompt, GenerateOptions)],

@@ -28,7 +28,8 @@ use super::prefix::common;
 use super::{Caches, copy_prefix, eval_caches, file, offset, trim};
 use crate::error::engine;
 
-/// An entry is read only if this saves at least `1 / LEAST_PART` of its tokens.
+/// An entry with `n` tokens is read only if it saves the computation of at least `n / LEAST_PART`
+/// tokens.
 const LEAST_PART: usize = 16;
 
 /// The identity of the computation, apart from the adapter.

@@ -154,8 +154,8 @@ struct Packed {
     lengths: Vec<i32>,
     anchors: i32,
     scale: f32,
-    /// Added to the logits: minus infinity excludes every other candidate that equals the anchor's
-    /// positive. `None` if there are no such candidates.
+    /// The bias added to the logits: minus infinity for every other candidate that equals the
+    /// anchor's positive, to exclude it. `None` if there are no such candidates.
     bias: Option<Array>,
 }
 

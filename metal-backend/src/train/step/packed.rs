@@ -43,7 +43,7 @@ pub(super) struct Packed {
     pub targets: Array,
     pub mask: Array,
     pub lengths: Vec<i32>,
-    /// Divides the logits in [`Self::each`].
+    /// The divisor of the logits in [`Self::each`].
     pub temperature: f32,
 }
 

@@ -70,7 +70,8 @@ impl Trainer {
     }
 }
 
-/// Returns the loss of a model on replies with verdicts, and how often the verdict is correct.
+/// Returns the loss of a model on replies with verdicts, and the number of replies whose reward
+/// agrees with the verdict: above the reference point if desirable, otherwise below it.
 pub(in crate::train) fn evaluate_verdicts_on(
     loaded: &Engine,
     batch: &[JudgedReply],

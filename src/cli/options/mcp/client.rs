@@ -57,7 +57,8 @@ impl Host {
     /// Starts the servers, and asks them for their tools. Each must answer within `timeout`.
     ///
     /// # Errors
-    /// If a server does not start or answer: its name, and the end of its error output.
+    /// If a server does not start or answer. The error contains its name and the end of its error
+    /// output.
     pub fn start(specs: Vec<Spec>, timeout: Duration) -> Result<Self, String> {
         let failed = |e: std::io::Error| format!("--mcp: no thread for the servers: {e}");
         let runtime = Builder::new_current_thread()
