@@ -87,6 +87,15 @@ pub fn order_bound(bound: f32) -> f32 {
     }
 }
 
+/// A bound for the difference from a reference. AMX rounds inputs, so the difference may be twice as
+/// large.
+pub fn reference_bound(bound: f32) -> f32 {
+    match has_amx() {
+        true => 2.0 * bound,
+        false => bound,
+    }
+}
+
 /// Greedy options that ignore the end-of-text token.
 pub fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()

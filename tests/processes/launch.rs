@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 
+use crate::common::order_bound;
 use crate::program::{mlx, refused, stdout};
 use serde_json::Value;
 
@@ -116,7 +117,7 @@ fn same_logits(flags: &[&str], path: &str, options: &[&str]) {
 #[test]
 fn dense_models_are_computed_by_several() {
     for name in ["llama", "qwen3", "gemma3", "mixtral", "gpt-oss", "olmo3"] {
-        same(name, &[2, 4], "on", 1e-4);
+        same(name, &[2, 4], "on", f64::from(order_bound(1e-4)));
     }
 }
 
