@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "convert::slice",
     "convert::tensor",
     "convert::joined",
+    "convert::joined_matrix",
     "convert::given",
     "convert::quantization",
     "convert::rules",
