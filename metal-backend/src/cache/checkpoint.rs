@@ -108,7 +108,7 @@ impl Checkpoints {
         closest.map(|(i, _)| i)
     }
 
-    /// Returns the number of positions of the last checkpoint; 0 if there is none.
+    /// Returns the number of positions of the last checkpoint, or 0 without checkpoints.
     pub fn latest(&self) -> usize {
         self.kept.last().map_or(0, |last| last.tokens)
     }

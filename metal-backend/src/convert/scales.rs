@@ -20,7 +20,7 @@ pub(super) fn is_block(kind: GgmlType) -> bool {
     kind.block().is_some_and(|(weights, _)| weights > 1)
 }
 
-/// Returns MLX's format that represents a GGUF type without loss; `None` if there is none.
+/// Returns MLX's format that represents a GGUF type without loss; `None` if MLX has no such format.
 pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     Some(Format {
         bits: kind.layout().affine_bits()?.cast_signed(),
