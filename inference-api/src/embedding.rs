@@ -19,7 +19,8 @@ pub enum Pooling {
     Mean,
     /// The state of the last token.
     Last,
-    /// The state of the first token (`[CLS]`), which many encoders train for this.
+    /// The state of the first token (`[CLS]`). Many encoders are trained so that this state
+    /// represents the text.
     Cls,
     /// The maximum of each element over all tokens.
     Max,

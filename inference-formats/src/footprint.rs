@@ -265,9 +265,9 @@ impl Footprint {
         Self { tensors }
     }
 
-    /// The tensors of a GGUF file, for an engine with this `storage`. Types that MLX can represent
-    /// without loss stay packed. Other types stay packed if `storage` allows it, and otherwise
-    /// become floats.
+    /// Computes the footprint of a GGUF file in an engine that stores weights as `storage`
+    /// describes. Types that MLX can represent without loss stay packed. Other types stay packed if
+    /// `storage` allows it, and otherwise become floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file

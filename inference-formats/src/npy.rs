@@ -26,7 +26,7 @@ pub enum HeaderError {
     NotNpy,
     /// An unknown version of the format.
     Version(u8),
-    /// An array of records, with the start of the header.
+    /// An array of records, which is not supported. The string is the start of the header.
     Records(String),
     /// Another fault, as a message.
     Malformed(String),

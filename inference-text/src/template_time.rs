@@ -93,7 +93,7 @@ pub(crate) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Year, month and day of a day number, in the proleptic Gregorian calendar.
+/// Converts days since 1970-01-01 to year, month and day in the proleptic Gregorian calendar.
 fn civil(day: i64) -> (i64, usize, i64) {
     // Years start in March here, so that the leap day is the last day of a year.
     let shifted = day + 719_468;

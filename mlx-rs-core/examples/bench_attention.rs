@@ -48,7 +48,8 @@ struct Inputs {
     q: Array,
     k: Array,
     v: Array,
-    /// All three packed, `[1, L, (H + 2 Hkv) * D]`, as from a projection.
+    /// Queries, keys and values in one array `[1, L, (H + 2 Hkv) * D]`, as a fused projection
+    /// returns them.
     packed: Array,
     size: Size,
 }

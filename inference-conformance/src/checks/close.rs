@@ -105,7 +105,7 @@ pub(crate) fn calls(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Checks calls of declared traits after close.
+/// Checks that the methods of declared optional traits fail after the model is closed.
 fn closed_traits(context: &Context, model: &dyn TextModel) -> Verdict {
     let (declared, prompt) = (context.capabilities, context.prompt());
     let (closed, none) = (&[ErrorKind::Closed], Interrupt::new());

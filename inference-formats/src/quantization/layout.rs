@@ -27,16 +27,16 @@ pub enum Layout {
         /// Bits of a code.
         bits: u32,
     },
-    /// `w = d * scale * q - m * minimum`. Two bytes for each group (scale, minimum) and two float16
-    /// for each 8 groups (`d`, `m`).
+    /// `w = d * scale * q - m * minimum`. `scale` and `minimum` are bytes, one each per group. `d`
+    /// and `m` are float16, one each per 8 groups.
     SuperAffine {
         /// Bits of a code.
         bits: u32,
         /// Number of weights that share the two bytes: 16 or 32.
         group: usize,
     },
-    /// `w = d * scale * (q - 32)` with codes of 6 bits. A signed byte for each 16 weights (scale)
-    /// and a float16 for each 256 (`d`).
+    /// `w = d * scale * (q - 32)` with codes of 6 bits. `scale` is a signed byte, one for each 16
+    /// weights. `d` is a float16, one for each 256 weights.
     SuperScaled,
     /// 4-bit floats (E2M1), scaled by a power of two for each [`GROUP`]. A byte stores the exponent
     /// plus 127. MLX calls this format `mxfp4`.

@@ -67,7 +67,7 @@ pub enum MlpKind {
     /// Three matrices: gate, up and down.
     #[default]
     Gated,
-    /// Two matrices: gate and up in one, and down.
+    /// Two matrices. The first combines gate and up; the second is down.
     Fused,
     /// Two matrices: up and down.
     Plain,

@@ -88,8 +88,8 @@ pub(crate) struct StackData<'a> {
 }
 
 impl ExpertStack {
-    /// The stack in the inputs of an operation. Adds the stack's packing to `packings`, unless it
-    /// is already there.
+    /// Takes the arrays of this stack from `inputs`, and returns a view of them. Adds the stack's
+    /// packing to `packings`, unless `packings` already contains it.
     ///
     /// # Safety
     /// The inputs must be the arrays of this stack.

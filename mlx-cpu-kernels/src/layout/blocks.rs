@@ -19,9 +19,9 @@ pub enum BlockKind {
     Q5K,
     /// 256 codes of 6 bits, then 16 signed scales and a float16.
     Q6K,
-    /// 32 codes of 4 bits, which are indices of a table, after a float16.
+    /// A float16, then 32 codes of 4 bits, which are indices into a table.
     Iq4Nl,
-    /// 256 codes of 4 bits, which are indices of a table, after a float16 and scales of 6 bits.
+    /// A float16 and scales of 6 bits, then 256 codes of 4 bits, which are indices into a table.
     Iq4Xs,
 }
 

@@ -237,7 +237,7 @@ pub(crate) enum GroupParams<'a> {
         supers: &'a [u16],
         /// The number of groups that share a float16.
         per: usize,
-        /// The index in the whole matrix of the group to which `codes[0]` belongs.
+        /// The index of the group that contains `codes[0]`, counted from the start of the matrix.
         first: usize,
         /// The factor: for scales 1 or a table's unit, for biases [`SUPER_BIAS`], or 0 without
         /// biases.

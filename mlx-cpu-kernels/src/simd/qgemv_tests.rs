@@ -176,8 +176,8 @@ fn symmetric_rows_equal_the_definition() {
     }
 }
 
-/// Two bits in groups of 16, and four and five bits in groups of 32. Scales and biases are stored as
-/// bytes times float16, as in Q2_K, Q4_K and Q5_K.
+/// Tests codes of 2 bits in groups of 16, and of 4 and 5 bits in groups of 32. Each scale and bias
+/// is a byte times a shared float16, as in Q2_K, Q4_K and Q5_K.
 #[test]
 fn rows_with_super_scales_and_biases_equal_the_definition() {
     for (bits, size, groups) in [

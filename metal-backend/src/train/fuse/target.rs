@@ -110,7 +110,7 @@ impl Names {
             is_layer.then(|| stem.to_owned())
         };
         for tensor in arrays.keys() {
-            // Tensors of a multimodal model's other parts have no usual name.
+            // `usual` lacks the tensors of other parts of a multimodal model, such as vision.
             if let Some(stem) = self.usual.get(tensor).and_then(|usual| stem_of(usual)) {
                 return Some(Target {
                     transposed: (self.family).is_some_and(|f| f.is_transposed(tensor)),
