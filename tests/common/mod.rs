@@ -87,8 +87,8 @@ pub fn order_bound(bound: f32) -> f32 {
     }
 }
 
-/// A bound for the difference from a reference. AMX rounds inputs, so the difference may be twice as
-/// large.
+/// A bound for the difference from a reference. AMX rounds inputs, so the difference may be twice
+/// as large.
 pub fn reference_bound(bound: f32) -> f32 {
     match has_amx() {
         true => 2.0 * bound,

@@ -202,8 +202,8 @@ impl Batch {
             until.map(|_| sequence.group())
         });
         let groups: BTreeSet<PassGroup> = waiting.collect();
-        // Groups with edits share one step budget, as do groups without edits. So many groups do
-        // not delay running replies.
+        // Groups with edits share one step budget, and groups without edits share another. So the
+        // number of groups does not delay running replies.
         for group in &groups {
             let passes = groups.iter().filter(|other| other.is_like(*group)).count();
             self.prefill_group(&until, *group, passes)?;

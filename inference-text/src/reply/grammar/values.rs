@@ -18,8 +18,8 @@ pub(super) enum Notation {
     Gemma(&'static str),
 }
 
-/// Maximum length of the rules of one call in bytes. Engines have lower limits for grammars, so this
-/// one only bounds the work of writing them.
+/// Maximum length of the rules of one call in bytes. Engines have lower limits for grammars, so
+/// this one only bounds the work of writing them.
 const MAX_BYTES: usize = 256 << 10;
 
 /// Maximum length of an argument's name in bytes, the default of the parsers.

@@ -58,9 +58,9 @@ impl Names {
         })
     }
 
-    /// Returns the tensors among `arrays` that store the weight `end` of a layer: one, or one for each of
-    /// `experts`. An adapter names a stack of experts as one layer, also if the checkpoint stores
-    /// experts one by one.
+    /// Returns the tensors among `arrays` that store the weight `end` of a layer: one tensor, or
+    /// one for each of `experts` experts. An adapter names a stack of experts as one layer, even if
+    /// the checkpoint stores experts one by one.
     pub(super) fn targets(
         &self,
         arrays: &BTreeMap<String, Array>,
@@ -95,7 +95,8 @@ impl Names {
         (0..experts).filter_map(single).collect()
     }
 
-    /// Returns the tensor among `arrays` that stores the weight `end` of a layer with one of these names.
+    /// Returns the tensor among `arrays` that stores the weight `end` of a layer with one of these
+    /// names.
     fn target(
         &self,
         arrays: &BTreeMap<String, Array>,
@@ -136,7 +137,8 @@ impl Names {
 }
 
 impl Target {
-    /// Returns the matrix `[out, in]`, or the stack `[experts, out, in]`. `None` if the file lacks it.
+    /// Returns the matrix `[out, in]`, or the stack `[experts, out, in]`. `None` if the file lacks
+    /// it.
     ///
     /// # Errors
     /// If the tensor's shape is not that of the checkpoint's header.
