@@ -133,10 +133,15 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
     let gate = b.weights.expert_layer(gate, Some(gate_bias))?;
     let up = b.weights.expert_layer(up, Some(up_bias))?;
     let down = b.weights.expert_output(down_weight, Some(down_bias))?;
+    // An adapter of experts in OpenAI's packing could not be merged into the checkpoint.
+    let mut with_slot = |part: &str, layer| match packed {
+        true => Ok(layer),
+        false => with_expert_slot(b, &format!("{at}.{part}"), layer),
+    };
     Ok(Experts {
-        gate: Some(with_expert_slot(b, &format!("{at}.gate_proj"), gate)?),
-        up: with_expert_slot(b, &format!("{at}.up_proj"), up)?,
-        down: with_expert_slot(b, &format!("{at}.down_proj"), down)?,
+        gate: Some(with_slot("gate_proj", gate)?),
+        up: with_slot("up_proj", up)?,
+        down: with_slot("down_proj", down)?,
         activation,
     })
 }

@@ -442,6 +442,24 @@ fn experts_that_share_a_tensor_are_trained_and_fused() {
     }
 }
 
+/// An adapter of experts in OpenAI's packing could not be merged, so they have no slots.
+#[test]
+fn experts_in_the_packing_of_openai_are_not_trained() {
+    let name = "gpt-oss-mxfp4";
+    let mut trainer = load(name, &rank(2), AdapterKind::Lora, Tuning::default());
+    let params = trainer.params();
+    assert!(params.keys().any(|param| param.contains("q_proj")));
+    assert!(!params.keys().any(|param| param.contains("experts")));
+    disturb(&mut trainer);
+    let dir = tempfile::tempdir().unwrap();
+    let (adapter, fused) = (dir.path().join("adapter"), dir.path().join("fused"));
+    trainer.save(&adapter).unwrap();
+    assert!(train::fuse(&tiny(name), &adapter, &fused).unwrap() > 0);
+    let fused = inference::load_model(&fused, &cpu()).unwrap();
+    let error = distance(&logits(trainer.model()), &logits(fused.as_ref()));
+    assert!(error < 0.1, "{error}");
+}
+
 #[test]
 fn a_request_takes_nothing_from_rows_that_ran_without_its_adapter() {
     let model = inference::load_model(tiny("llama"), &cpu()).unwrap();
