@@ -49,9 +49,29 @@ impl Tokenizer {
     /// The value of `tokenizer.ggml.model` for byte-level BPE.
     pub const GGUF_BYTE_LEVEL: &str = "gpt2";
 
+    /// The value of `tokenizer.ggml.model` for SentencePiece's BPE.
+    pub const GGUF_PIECES: &str = "llama";
+
     /// Values of `tokenizer.ggml.pre` that an export tries, in this order, until one splits words
     /// like the model's own tokenizer. `default` is omitted, because no family uses it.
-    pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
+    pub const GGUF_SPLITS: [&str; 16] = [
+        "smollm",
+        "gpt-2",
+        "llama-bpe",
+        "dbrx",
+        "qwen2",
+        "tekken",
+        "stablelm2",
+        "olmo",
+        "command-r",
+        "deepseek-llm",
+        "deepseek-coder",
+        "deepseek-v3",
+        "gpt-4o",
+        "qwen35",
+        "kimi-k2",
+        "exaone-moe",
+    ];
 
     /// The file of a model directory that has RWKV's vocabulary.
     pub const GREEDY_FILE: &str = tokenizer_greedy::FILE;
@@ -90,7 +110,7 @@ impl Tokenizer {
             Self::GGUF_BYTE_LEVEL => (false, true),
             tokenizer_greedy::MODEL => (false, false),
             "gemma4" => (true, true),
-            "llama" => (true, false),
+            Self::GGUF_PIECES => (true, false),
             "bert" => return super::tokenizer_wordpiece::build(parts, limits),
             other => {
                 return Err(Error::new(
@@ -382,7 +402,7 @@ fn marked(
         let token = format!("<0x{byte:02X}>");
         byte_token(&token).is_some() && vocab.contains_key(&token)
     });
-    let by_score = parts.model == "llama";
+    let by_score = parts.model == Tokenizer::GGUF_PIECES;
     let unk = parts.unk_id.or(by_score.then_some(0));
     let mut builder = BPE::builder()
         .vocab_and_merges(vocab, merges)

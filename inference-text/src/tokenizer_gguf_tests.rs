@@ -23,6 +23,9 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         let ids = t.encode(text, false).unwrap();
         assert_eq!(t.decode(&ids).unwrap(), text, "{pre:?}");
     }
+    for tried in Tokenizer::GGUF_SPLITS {
+        assert!(KNOWN.contains(&tried), "{tried}");
+    }
     let error = Tokenizer::from_gguf(&byte_level_parts(Some("viking"))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(

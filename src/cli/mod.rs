@@ -116,7 +116,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` omits, because most users never need them.
-const RARE: [&str; 62] = [
+const RARE: [&str; 61] = [
     "all",
     "alpha",
     "anchor_prompt_name",
@@ -137,7 +137,6 @@ const RARE: [&str; 62] = [
     "extra_eos_token",
     "forced_tokens",
     "gguf_path",
-    "gguf_type",
     "grammar",
     "grammar_file",
     "json_schema_file",

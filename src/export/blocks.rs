@@ -2,7 +2,7 @@
 
 use inference_formats::quantization::{GgmlType, TYPES, encode};
 
-/// The type of matrices. Vectors, such as the weights of norms, are always float32.
+/// The type of matrices. Norms, vectors and the routers of experts are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GgufType(GgmlType);
 

@@ -1,9 +1,11 @@
 //! Converts a `config.json` to the metadata of a GGUF file.
 
+use std::path::Path;
+
 use inference::{Error, ErrorKind, Result};
-use inference_formats::Family;
-use inference_formats::config::llama3_stretch;
-use inference_formats::family::GgufExport;
+use inference_formats::config::{RopeScaling, llama3_stretch};
+use inference_formats::family::{Family, GgufExport, GgufFamily};
+use inference_formats::{ModelConfig, files, python_json};
 use serde_json::{Map, Value};
 
 /// Keys and values in the order of the file.
@@ -59,6 +61,14 @@ impl Metadata {
         self.array(key, 5, values.len(), &items);
     }
 
+    pub fn f32s(&mut self, key: &str, values: &[f32]) {
+        let items: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        self.array(key, 6, values.len(), &items);
+    }
+
     /// The number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
@@ -74,16 +84,60 @@ fn unsupported(message: String) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// A configuration to export, with the family whose names and keys the file uses.
-pub(super) struct Config<'a> {
-    pub fields: &'a Map<String, Value>,
-    pub family: &'static Family,
-    pub architecture: &'static str,
+/// Refuses a family that cannot be exported.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if GGUF files of this `model_type` cannot be written. The message
+/// lists the others.
+pub fn check_family(model_type: &str) -> Result<()> {
+    exported(model_type).map(|_| ())
+}
+
+/// The GGUF files of a `model_type`, and the metadata to write.
+fn exported(model_type: &str) -> Result<(&'static GgufFamily, GgufExport)> {
+    let export = |family: &'static Family| {
+        let gguf = family.gguf.as_ref()?;
+        Some((family, gguf, gguf.export?))
+    };
+    let found = Family::of(model_type).and_then(export);
+    let found = found.filter(|(family, _, export)| {
+        family.model_type == model_type || export.multimodal.contains(&model_type)
+    });
+    if let Some((_, gguf, export)) = found {
+        return Ok((gguf, export));
+    }
+    let known = Family::all().iter().copied().filter_map(export);
+    let known: Vec<&str> = known.map(|(family, ..)| family.model_type).collect();
+    Err(unsupported(format!(
+        "{model_type:?} is not exported to GGUF; these are: {}",
+        known.join(", ")
+    )))
+}
+
+/// The configuration of a model directory, with the family whose names and keys the file uses.
+pub(super) struct Config {
+    pub model: ModelConfig,
+    pub gguf: &'static GgufFamily,
     export: GgufExport,
 }
 
-impl<'a> Config<'a> {
-    pub fn new(fields: &'a Map<String, Value>) -> Result<Self> {
+/// Factors of rotary wavelengths, which GGUF stores as tensors: name and values.
+pub(super) type Factors = (&'static str, Vec<f32>);
+
+impl Config {
+    /// Reads and checks a `config.json`.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = files::read_text(path, files::MAX_TEXT_FILE)?;
+        let fields: Map<String, Value> = python_json::from_slice(text.as_bytes())
+            .and_then(serde_json::from_value)
+            .map_err(|e| {
+                Error::new(ErrorKind::InvalidModel, format!("not a JSON object: {e}"))
+                    .with_path(path)
+            })?;
+        Self::new(fields).map_err(|e| e.with_path(path))
+    }
+
+    fn new(fields: Map<String, Value>) -> Result<Self> {
         if ["quantization", "quantization_config"]
             .iter()
             .any(|name| fields.get(*name).is_some_and(|value| !value.is_null()))
@@ -93,173 +147,155 @@ impl<'a> Config<'a> {
             )));
         }
         let model_type = fields.get("model_type").and_then(Value::as_str);
-        let model_type = model_type.unwrap_or_default();
-        let exported = |family: &'static Family| {
-            let gguf = family.gguf.as_ref()?;
-            Some((family, gguf.architecture, gguf.export?))
+        let model_type = model_type.unwrap_or_default().to_owned();
+        let (gguf, export) = exported(&model_type)?;
+        let model = ModelConfig::from_map(fields)?;
+        let unset = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(all) => all.is_empty(),
+            value => value.as_f64() == Some(0.0),
         };
-        // GGUF has names only for the text model of a multimodal checkpoint.
-        let family = Family::of(model_type).filter(|f| f.model_type == model_type);
-        let Some((family, architecture, export)) = family.and_then(exported) else {
-            let known = Family::all().iter().copied().filter_map(exported);
-            let known: Vec<&str> = known.map(|(family, ..)| family.model_type).collect();
-            return Err(unsupported(format!(
-                "{model_type:?} is not exported to GGUF; these are: {}",
-                known.join(", ")
-            )));
-        };
-        Ok(Self {
-            fields,
-            family,
-            architecture,
-            export,
-        })
-    }
-
-    /// An unsigned integer of the configuration.
-    pub fn number(&self, name: &str) -> Result<Option<u32>> {
-        match self.fields.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
-                Some(n) => Ok(Some(n)),
-                None => Err(Error::new(
-                    ErrorKind::InvalidModel,
-                    format!(
-                        "config.json: {name} is {value}; it must be a whole number from 0 to 4294967295"
-                    ),
-                )),
-            },
+        for field in export.absent {
+            if let Some(value) = model.fields.get(*field).filter(|value| !unset(value)) {
+                return Err(unsupported(format!(
+                    "{field} is {value}, which a GGUF file of this architecture cannot express"
+                )));
+            }
         }
-    }
-
-    pub fn required(&self, name: &str) -> Result<u32> {
-        self.number(name)?.filter(|n| *n > 0).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidModel,
-                format!("config.json: {name} is missing"),
-            )
-        })
-    }
-
-    fn float(&self, name: &str) -> Option<f64> {
-        self.fields.get(name).and_then(Value::as_f64)
-    }
-
-    /// The elements of a head.
-    pub fn head_dim(&self) -> Result<u32> {
-        let heads = self.required("num_attention_heads")?;
-        let quotient = self.required("hidden_size")? / heads;
-        Ok(self.number("head_dim")?.unwrap_or(quotient))
-    }
-
-    /// Number of key and value heads.
-    pub fn kv_heads(&self) -> Result<u32> {
-        let heads = self.required("num_attention_heads")?;
-        Ok(self.number("num_key_value_heads")?.unwrap_or(heads))
-    }
-
-    /// Writes the keys of the architecture. Returns Llama 3's frequency factors, which GGUF stores
-    /// as a tensor.
-    pub fn write(&self, to: &mut Metadata) -> Result<Option<Vec<f32>>> {
-        let key = |name: &str| format!("{}.{name}", self.architecture);
-        let head_dim = self.head_dim()?;
-        to.u32(&key("block_count"), self.required("num_hidden_layers")?);
-        to.u32(&key("embedding_length"), self.required("hidden_size")?);
-        to.u32(
-            &key("feed_forward_length"),
-            self.required("intermediate_size")?,
-        );
-        to.u32(
-            &key("attention.head_count"),
-            self.required("num_attention_heads")?,
-        );
-        to.u32(&key("attention.head_count_kv"), self.kv_heads()?);
-        to.u32(&key("attention.key_length"), head_dim);
-        to.u32(&key("attention.value_length"), head_dim);
-        to.u32(&key("rope.dimension_count"), head_dim);
-        to.u32(&key("vocab_size"), self.required("vocab_size")?);
-        if let Some(context) = self.number("max_position_embeddings")? {
-            to.u32(&key("context_length"), context);
-        }
-        let defaults = self.family.defaults;
-        let epsilon = self.float("rms_norm_eps").unwrap_or(defaults.norm_eps);
-        to.f32(&key("attention.layer_norm_rms_epsilon"), epsilon as f32);
-        let parameters = self.fields.get("rope_parameters");
-        let theta = self
-            .float("rope_theta")
-            .or_else(|| parameters?.get("rope_theta")?.as_f64())
-            .unwrap_or(defaults.rope_theta);
-        to.f32(&key("rope.freq_base"), theta as f32);
-        for (theirs, ours) in self.export.factors {
-            to.f32(&key(theirs), self.float(ours).unwrap_or(1.0) as f32);
-        }
-        for &(field, assumed) in self.export.assumed {
-            if self.number(field)?.is_some_and(|n| n != assumed) {
+        for &(field, assumed) in export.assumed {
+            let value = model.fields.get(field).filter(|value| !value.is_null());
+            if value.is_some_and(|value| *value != assumed) {
                 return Err(unsupported(format!(
                     "only {field} {assumed} is exported to GGUF"
                 )));
             }
         }
-        let sliding = self.number("sliding_window")?.is_some();
-        if sliding && self.fields.get("use_sliding_window") != Some(&Value::Bool(false)) {
-            return Err(unsupported(String::from(
-                "models with a sliding window are not exported to GGUF",
-            )));
-        }
-        self.scaling(to, theta, head_dim)
+        Ok(Self {
+            model,
+            gguf,
+            export,
+        })
     }
 
-    fn scaling(&self, to: &mut Metadata, theta: f64, head_dim: u32) -> Result<Option<Vec<f32>>> {
-        let key = |name: &str| format!("{}.rope.scaling.{name}", self.architecture);
-        let scaling = self
-            .fields
-            .get("rope_scaling")
-            .filter(|value| !value.is_null());
-        let scaling = scaling.or(self.fields.get("rope_parameters"));
-        let Some(scaling) = scaling else {
-            return Ok(None);
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.gguf.architecture)
+    }
+
+    /// Writes the keys of the architecture. Returns the factors of rotary wavelengths.
+    pub fn write(&self, to: &mut Metadata) -> Result<Vec<Factors>> {
+        let model = &self.model;
+        let head_dim = model.head_size();
+        let rotated = (model.rope.partial * head_dim as f32).round();
+        let epsilon = match self.gguf.layer_norm {
+            true => "attention.layer_norm_epsilon",
+            false => "attention.layer_norm_rms_epsilon",
         };
-        let number = |name: &str| scaling.get(name).and_then(Value::as_f64);
-        let kind = scaling.get("rope_type").or(scaling.get("type"));
-        let factor = number("factor").unwrap_or(1.0);
-        match kind.and_then(Value::as_str) {
-            None | Some("default") => Ok(None),
-            Some("linear") => {
-                to.text(&key("type"), "linear");
-                to.f32(&key("factor"), factor as f32);
-                Ok(None)
-            }
-            Some("yarn") => {
-                to.text(&key("type"), "yarn");
-                to.f32(&key("factor"), factor as f32);
-                let original = number("original_max_position_embeddings");
-                let original = original.map(|n| n as u32);
-                let original = original.or(self.number("max_position_embeddings")?);
-                to.u32(
-                    &key("original_context_length"),
-                    original.unwrap_or_default(),
-                );
-                for name in ["beta_fast", "beta_slow"] {
-                    if let Some(beta) = number(name) {
-                        to.f32(&key(&format!("yarn_{name}")), beta as f32);
-                    }
-                }
-                Ok(None)
-            }
-            Some("llama3") => {
-                let low = number("low_freq_factor").unwrap_or(1.0);
-                let high = number("high_freq_factor").unwrap_or(4.0);
-                let context = number("original_max_position_embeddings").unwrap_or(8192.0);
-                let factors = (0..head_dim / 2).map(|i| {
-                    let exponent = f64::from(2 * i) / f64::from(head_dim);
-                    let wave = 2.0 * std::f64::consts::PI * theta.powf(exponent);
-                    llama3_stretch(wave, factor, [low, high], context) as f32
-                });
-                Ok(Some(factors.collect()))
-            }
-            Some(other) => Err(unsupported(format!(
-                "rope scaling {other:?} is not exported to GGUF; none, linear, yarn and llama3 are"
-            ))),
+        for (name, value) in [
+            ("block_count", model.num_hidden_layers),
+            ("embedding_length", model.hidden_size),
+            ("feed_forward_length", model.intermediate_size),
+            ("attention.head_count", model.num_attention_heads),
+            ("attention.head_count_kv", model.num_key_value_heads),
+            ("attention.key_length", head_dim),
+            ("attention.value_length", head_dim),
+            ("rope.dimension_count", rotated as usize),
+            ("vocab_size", model.vocab_size),
+        ] {
+            // The limits of a checked configuration are far below 2^32.
+            to.u32(&self.key(name), value as u32);
         }
+        let context = model.max_position_embeddings.ok_or_else(|| {
+            let message = "max_position_embeddings is missing, which GGUF files need";
+            Error::new(ErrorKind::InvalidModel, message)
+        })?;
+        to.u32(&self.key("context_length"), context as u32);
+        to.f32(&self.key(epsilon), model.rms_norm_eps);
+        to.f32(&self.key("rope.freq_base"), model.rope.theta);
+        if let Some(sliding) = &model.rope_sliding {
+            to.f32(&self.key("rope.freq_base_swa"), sliding.theta);
+        }
+        for (name, field) in self.export.factors {
+            let factor = model.number(field)?.unwrap_or(1.0);
+            to.f32(&self.key(name), factor);
+        }
+        for (name, field) in self.export.floats {
+            if let Some(value) = model.number(field)? {
+                to.f32(&self.key(name), value);
+            }
+        }
+        for (name, field) in self.export.numbers {
+            if let Some(value) = model.uint(field, 0..=u32::MAX as usize)? {
+                to.u32(&self.key(name), value as u32);
+            }
+        }
+        for (name, field) in self.export.flags {
+            if let Some(value) = model.flag(field)? {
+                to.bool(&self.key(name), value);
+            }
+        }
+        self.scaling(to)
+    }
+
+    fn scaling(&self, to: &mut Metadata) -> Result<Vec<Factors>> {
+        let key = |name: &str| self.key(&format!("rope.scaling.{name}"));
+        let rope = &self.model.rope;
+        let unknown = |name: &str| {
+            Err(unsupported(format!(
+                "rope scaling {name:?} is not exported to GGUF; none, linear, yarn, llama3 and \
+                 longrope are"
+            )))
+        };
+        match &rope.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => {
+                to.text(&key("type"), "linear");
+                to.f32(&key("factor"), *factor);
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
+                to.text(&key("type"), "yarn");
+                to.f32(&key("factor"), *factor);
+                to.u32(&key("original_context_length"), *original_context as u32);
+                to.f32(&key("yarn_beta_fast"), *beta_fast);
+                to.f32(&key("yarn_beta_slow"), *beta_slow);
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let bounds = [*low_freq_factor, *high_freq_factor].map(f64::from);
+                let (theta, head_dim) = (f64::from(rope.theta), self.model.head_size());
+                let factors = (0..head_dim / 2).map(|pair| {
+                    let exponent = (2 * pair) as f64 / head_dim as f64;
+                    let wave = 2.0 * std::f64::consts::PI * theta.powf(exponent);
+                    let (factor, context) = (f64::from(*factor), f64::from(*original_context));
+                    llama3_stretch(wave, factor, bounds, context) as f32
+                });
+                return Ok(vec![("rope_freqs.weight", factors.collect())]);
+            }
+            RopeScaling::LongRope {
+                short,
+                long,
+                original_context,
+                attention_factor,
+            } => {
+                to.u32(&key("original_context_length"), *original_context as u32);
+                to.f32(&key("attn_factor"), *attention_factor);
+                return Ok(vec![
+                    ("rope_factors_long.weight", long.clone()),
+                    ("rope_factors_short.weight", short.clone()),
+                ]);
+            }
+            RopeScaling::Dynamic { .. } => return unknown("dynamic"),
+            RopeScaling::Proportional { .. } => return unknown("proportional"),
+        }
+        Ok(Vec::new())
     }
 }

@@ -8,4 +8,5 @@ mod metadata;
 mod vocabulary;
 
 pub use blocks::GgufType;
-pub use gguf::{Exported, export_gguf};
+pub use gguf::{Exported, check_output, export_gguf};
+pub use metadata::check_family;

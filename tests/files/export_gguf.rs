@@ -5,7 +5,10 @@ use std::path::Path;
 
 use crate::common::{fixture, load, max_difference, order_bound};
 use inference::{ChatPrompt, Interrupt, Prompt, TextModel};
+use inference_formats::gguf::{Gguf, GgufValue};
+use inference_formats::quantization::dequantize;
 use rust_mlx::export::{GgufType, export_gguf};
+use serde_json::{Value, json};
 
 const IDS: [u32; 12] = [5, 17, 99, 4, 200, 31, 7, 120, 64, 250, 12, 3];
 
@@ -17,8 +20,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
         .logits
 }
 
-/// The test covers every family, with tied and untied embeddings, grouped heads, biases and scaled
-/// positions.
+/// The families that can be exported, with tied and untied embeddings, grouped heads, biases,
+/// scaled positions, windows and mixtures of experts.
 #[test]
 fn files_have_the_logits_of_their_models() {
     let dir = tempfile::tempdir().unwrap();
@@ -35,6 +38,26 @@ fn files_have_the_logits_of_their_models() {
         "olmo2",
         "smollm3",
         "granite",
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe",
+        "olmoe",
+        "gemma",
+        "gemma2",
+        "gemma3-text",
+        "phi",
+        "phi3",
+        "seed-oss",
+        "glm4",
+        "exaone",
+        "hunyuan-v1-dense",
+        "ernie4-5",
+        "stablelm",
+        "stablelm-parallel",
+        "starcoder2",
+        "cohere",
+        "olmo",
+        "nemotron",
     ] {
         let source = fixture("tiny").join(name);
         let expected = logits(load(&source).as_ref());
@@ -58,6 +81,239 @@ fn files_have_the_logits_of_their_models() {
             );
         }
     }
+}
+
+/// Fixtures of another converter have the same names, shapes, values and sizes.
+#[test]
+fn files_equal_those_of_another_converter() {
+    const KEYS: [&str; 29] = [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "attention.clamp_kqv",
+        "attention.scale",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "rope.freq_base",
+        "rope.dimension_count",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.attn_factor",
+        "use_parallel_residual",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let number = |value: &GgufValue| match value {
+        GgufValue::U32(n) => Some(f64::from(*n)),
+        GgufValue::I32(n) => Some(f64::from(*n)),
+        GgufValue::F32(x) => Some(f64::from(*x)),
+        GgufValue::U64(n) => Some(*n as f64),
+        _ => None,
+    };
+    for name in [
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe",
+        "olmoe",
+        "gemma",
+        "gemma2",
+        "gemma3-text",
+        "phi3",
+        "olmo2",
+        "granite",
+        "smollm3",
+        "llama-yarn",
+        "seed-oss",
+        "glm4",
+        "exaone",
+        "hunyuan-v1-dense",
+        "ernie4-5",
+        "stablelm",
+        "stablelm-parallel",
+        "starcoder2",
+        "cohere",
+        "olmo",
+        "nemotron",
+        "phi",
+    ] {
+        let path = dir.path().join(format!("{name}.gguf"));
+        export_gguf(&fixture("tiny").join(name), &path, GgufType::F32).unwrap();
+        let written = Gguf::open(&path).unwrap();
+        let expected = Gguf::open(&fixture("gguf").join(format!("{name}.gguf"))).unwrap();
+        let architecture = "general.architecture";
+        let architecture = expected.metadata().str(architecture).unwrap().unwrap();
+        for key in KEYS.map(|key| format!("{architecture}.{key}")) {
+            let none = GgufValue::String(String::from("none"));
+            let value = expected.metadata().get(&key);
+            let Some(value) = value.filter(|value| **value != none) else {
+                continue;
+            };
+            let own = written.metadata().get(&key);
+            let own = own.unwrap_or_else(|| panic!("{name} has no {key}"));
+            match (number(own), number(value)) {
+                (Some(own), Some(value)) => assert_eq!(own, value, "{name}: {key}"),
+                _ => assert_eq!(own, value, "{name}: {key}"),
+            }
+        }
+        let names = |file: &Gguf| Vec::from_iter(file.tensors().keys().cloned());
+        assert_eq!(names(&written), names(&expected), "{name}");
+        for (tensor, expected_tensor) in expected.tensors() {
+            let own = &written.tensors()[tensor];
+            assert_eq!(own.shape, expected_tensor.shape, "{name}: {tensor}");
+            let values = |file: &Gguf, tensor| {
+                let bytes = file.read(tensor).unwrap();
+                dequantize(tensor.kind, &bytes).unwrap()
+            };
+            assert_eq!(
+                values(&written, own),
+                values(&expected, expected_tensor),
+                "{name}: {tensor}"
+            );
+        }
+    }
+}
+
+/// A directory with a tokenizer of SentencePiece: byte tokens, and merges between characters.
+fn with_pieces(dir: &Path, prefix: bool) {
+    std::fs::create_dir(dir).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("tiny/mistral").join(name), dir.join(name)).unwrap();
+    }
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+    tokens.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
+    let merges = [
+        ("\u{2581}", "t"),
+        ("h", "e"),
+        ("i", "n"),
+        ("\u{2581}t", "he"),
+        ("r", "e"),
+        ("in", "g"),
+        ("o", "n"),
+        ("\u{2581}", "\u{2581}"),
+    ];
+    tokens.extend(merges.iter().map(|(a, b)| format!("{a}{b}")));
+    tokens.extend("\u{2581}thergionas.l".chars().map(String::from));
+    let vocabulary: serde_json::Map<String, Value> = tokens
+        .iter()
+        .enumerate()
+        .map(|(id, token)| (token.clone(), id.into()))
+        .collect();
+    assert!(vocabulary.len() == tokens.len() && tokens.len() <= 300);
+    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let mut steps = vec![replace(" ", "\u{2581}")];
+    let mut decoders = vec![
+        replace("\u{2581}", " "),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix {
+        steps.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let added = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true})
+    };
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>",
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+            "byte_fallback": true, "vocab": vocabulary,
+            "merges": merges.map(|(a, b)| format!("{a} {b}"))},
+    });
+    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let settings = json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        "add_bos_token": true, "add_eos_token": false});
+    std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
+}
+
+#[test]
+fn files_have_the_tokenizer_of_sentencepiece() {
+    for prefix in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source");
+        with_pieces(&source, prefix);
+        let path = dir.path().join("model.gguf");
+        export_gguf(&source, &path, GgufType::F16).unwrap();
+        let (own, read) = (load(&source), load(&path));
+        let (own, read) = (
+            own.as_token_model().unwrap(),
+            read.as_token_model().unwrap(),
+        );
+        for text in [
+            "the thing in there",
+            "  the  \n",
+            "naïve 漢字 🙂",
+            "re<s>in </s>x <unk>",
+            "",
+        ] {
+            let ids = own.encode(text, true).unwrap();
+            assert_eq!(ids, read.encode(text, true).unwrap(), "{prefix} {text:?}");
+            assert_eq!(own.decode(&ids).unwrap(), read.decode(&ids).unwrap());
+        }
+        let file = Gguf::open(&path).unwrap();
+        let key = |name: &str| format!("tokenizer.ggml.{name}");
+        assert_eq!(file.metadata().str(&key("model")).unwrap(), Some("llama"));
+        let space = file.metadata().bool(&key("add_space_prefix")).unwrap();
+        assert_eq!(space, Some(prefix));
+        let types = file.metadata().i32s(&key("token_type")).unwrap().unwrap();
+        assert_eq!(types[..4], [2, 3, 3, 6]);
+        assert_eq!((types[259], *types.last().unwrap()), (1, 5));
+        // The score of the first merge is the highest.
+        let scores = file.metadata().f32s(&key("scores")).unwrap().unwrap();
+        assert_eq!(scores[259..262], [0.0, -1.0, -2.0]);
+    }
+}
+
+#[test]
+fn a_tokenizer_of_another_kind_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    with_pieces(&source, true);
+    let path = source.join("tokenizer.json");
+    let mut tokenizer: Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let output = dir.path().join("model.gguf");
+    let refused = |tokenizer: &Value| {
+        std::fs::write(&path, tokenizer.to_string()).unwrap();
+        let error = export_gguf(&source, &output, GgufType::F16).unwrap_err();
+        assert!(!output.exists());
+        error.to_string()
+    };
+    let mut words = tokenizer.clone();
+    words["pre_tokenizer"] = json!({"type": "WhitespaceSplit"});
+    words["normalizer"] = Value::Null;
+    let error = refused(&words);
+    assert!(error.contains("as SentencePiece"), "{error}");
+    tokenizer["model"] = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+        "vocab": [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["a", -1.0]]});
+    let error = refused(&tokenizer);
+    assert!(error.contains("BPE"), "{error}");
 }
 
 /// The exported tokenizer returns equal ids for a text, and an equal prompt for a conversation.
@@ -104,13 +360,133 @@ fn files_have_the_tokenizer_of_their_models() {
     assert_eq!(permissions(&path), permissions(&other));
 }
 
+/// Copies a fixture, with changes of its `config.json`.
+fn changed(name: &str, dir: &Path, change: impl FnOnce(&mut Value)) {
+    std::fs::create_dir(dir).unwrap();
+    let source = fixture("tiny").join(name);
+    for file in [
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(source.join(file), dir.join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    change(&mut config);
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+/// The text part of a multimodal model is exported.
+#[test]
+fn text_parts_are_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, path) = (dir.path().join("gemma3"), dir.path().join("model.gguf"));
+    changed("gemma3", &source, |config| {
+        let text = &mut config["text_config"];
+        // GGUF has the usual pattern of layers, and the usual scale of scores.
+        text["layer_types"][2] = "sliding_attention".into();
+        text["query_pre_attn_scalar"] = 16.into();
+    });
+    export_gguf(&source, &path, GgufType::F32).unwrap();
+    let (own, read) = (logits(load(&source).as_ref()), logits(load(&path).as_ref()));
+    let scale = own.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    assert!(max_difference(&own, &read) <= order_bound(2e-5) * scale);
+}
+
+/// Each of these changes makes another network, and GGUF has no key for it.
+#[test]
+fn what_readers_of_the_file_would_not_know_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (n, (name, field, value, why)) in [
+        (
+            "gemma3-text",
+            "use_bidirectional_attention",
+            json!(true),
+            "is true",
+        ),
+        (
+            "gemma3-text",
+            "query_pre_attn_scalar",
+            json!(24),
+            "query_pre_attn_scalar is 24",
+        ),
+        (
+            "qwen2-moe",
+            "norm_topk_prob",
+            json!(true),
+            "norm_topk_prob is true",
+        ),
+        (
+            "qwen3-moe",
+            "decoder_sparse_step",
+            json!(2),
+            "only decoder_sparse_step 1",
+        ),
+        (
+            "qwen3-moe",
+            "mlp_only_layers",
+            json!([1]),
+            "mlp_only_layers is [1]",
+        ),
+        (
+            "smollm3",
+            "no_rope_layers",
+            json!([1, 0, 1, 0]),
+            "no_rope_layers is [1,0,1,0]",
+        ),
+        (
+            "starcoder2",
+            "hidden_act",
+            json!("gelu"),
+            "the activation is gelu",
+        ),
+        (
+            "llama",
+            "max_position_embeddings",
+            Value::Null,
+            "is missing",
+        ),
+        (
+            "olmoe",
+            "norm_topk_prob",
+            json!(true),
+            "norm_topk_prob is true",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (source, path) = (
+            dir.path().join(n.to_string()),
+            dir.path().join("model.gguf"),
+        );
+        changed(name, &source, |config| config[field] = value);
+        let error = export_gguf(&source, &path, GgufType::F16).unwrap_err();
+        assert!(error.to_string().contains(why), "{name}: {error}");
+        assert!(!path.exists());
+    }
+    // A missing factor of Granite is 1.
+    let (source, path) = (dir.path().join("granite"), dir.path().join("granite.gguf"));
+    changed("granite", &source, |config| {
+        config
+            .as_object_mut()
+            .unwrap()
+            .remove("residual_multiplier");
+    });
+    export_gguf(&source, &path, GgufType::F16).unwrap();
+}
+
 #[test]
 fn what_gguf_cannot_hold_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (name, why) in [
         ("llama-q4", "--dequantize"),
-        ("gemma3-text", "not exported"),
+        ("gemma3n", "not exported"),
+        ("gemma3", "the sliding window of layer 2 is"),
         ("gpt2", "not exported"),
+        ("mistral-window", "the sliding window of layer 0 is"),
+        ("qwen2-window", "the sliding window of layer"),
     ] {
         let path = dir.path().join("model.gguf");
         let error = export_gguf(&fixture("tiny").join(name), &path, GgufType::F16).unwrap_err();
@@ -147,6 +523,72 @@ fn an_adapter_is_in_the_file() {
     let alone = [&args[..], &["--gguf-type", "f32"]].concat();
     let alone = crate::program::mlx(home.path(), &alone).output().unwrap();
     crate::program::refused(&alone, 2);
+}
+
+/// `mlx convert --gguf-type` writes the same file. With `--dequantize`, it makes dense files of
+/// quantized models and of GGUF files.
+#[test]
+fn convert_writes_gguf_files() {
+    let home = tempfile::tempdir().unwrap();
+    let make = |model: &str, file: &str, more: &[&str]| {
+        let (model, file) = (fixture(model), home.path().join(file));
+        let [model, to] = [&model, &file].map(|path| path.to_str().unwrap());
+        let args = ["convert", "-m", model, "-o", to, "--gguf-type", "f32"];
+        let all = [&args[..], more].concat();
+        (
+            crate::program::mlx(home.path(), &all).output().unwrap(),
+            file,
+        )
+    };
+    let (output, mixtral) = make("tiny/mixtral", "mixtral.gguf", &["--json"]);
+    let said: Value = serde_json::from_str(&crate::program::stdout(&output)).unwrap();
+    assert_eq!(said["bytes"], std::fs::metadata(&mixtral).unwrap().len());
+    let again = home.path().join("again.gguf");
+    let exported = export_gguf(&fixture("tiny/mixtral"), &again, GgufType::F32).unwrap();
+    assert_eq!(said["tensors"], exported.tensors);
+    assert_eq!(
+        std::fs::read(&mixtral).unwrap(),
+        std::fs::read(&again).unwrap()
+    );
+    for (model, file, bound) in [
+        ("tiny/qwen3-q8", "quantized.gguf", 1e-3),
+        ("tiny/mixtral-q4", "experts.gguf", 1e-3),
+        ("tiny/granitemoe", "joined.gguf", 0.0),
+        ("gguf/gemma2.gguf", "dense.gguf", 1e-4),
+    ] {
+        let (output, path) = make(model, file, &["--dequantize"]);
+        if bound == 0.0 {
+            let error = crate::program::refused(&output, 1);
+            assert!(error.contains("not exported"), "{error}");
+            continue;
+        }
+        crate::program::stdout(&output);
+        let (own, read) = (
+            logits(load(&fixture(model)).as_ref()),
+            logits(load(&path).as_ref()),
+        );
+        let scale = own.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let difference = max_difference(&own, &read);
+        assert!(
+            difference <= bound * scale,
+            "{model}: {difference} of {scale}"
+        );
+    }
+    let (output, _) = make("gguf/gemma2.gguf", "no.gguf", &[]);
+    assert!(crate::program::refused(&output, 2).contains("--dequantize"));
+    let (output, _) = make("tiny/llama", "no.gguf", &["--quantize"]);
+    crate::program::refused(&output, 2);
+    let (output, _) = make("tiny/gemma3n", "no.gguf", &["--dequantize"]);
+    assert!(crate::program::refused(&output, 1).contains("not exported"));
+    let (output, _) = make("tiny/mixtral-q4", "mixtral.gguf", &["--dequantize"]);
+    assert!(crate::program::refused(&output, 1).contains("there already"));
+    // No work directories stay.
+    let unfinished = std::fs::read_dir(home.path()).unwrap();
+    let unfinished = unfinished.filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with(".unfinished")
+    });
+    assert_eq!(unfinished.count(), 0);
 }
 
 /// The `gguf` package must read the file's names, shapes, types and values.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -21,6 +21,11 @@ pub static FAMILY: Family = Family {
                 "use_qk_norm": header.has("attn_q_norm.weight"),
             }))
         },
+        export: Some(GgufExport {
+            floats: &[("logit_scale", "logit_scale")],
+            absent: &["layer_norm_bias"],
+            ..GgufExport::PLAIN
+        }),
         ..files("command-r")
     }),
     tensor_parallel: super::TensorParallel::Heads,

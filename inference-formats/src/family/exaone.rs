@@ -1,7 +1,7 @@
 //! EXAONE 3 and 3.5.
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, Windows};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -28,6 +28,7 @@ pub static FAMILY: Family = Family {
                 ],
             );
         },
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("exaone")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::{TANH_GELU, add, quotient};
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -14,6 +14,11 @@ pub static FAMILY: Family = Family {
         norm_plus_one: true,
         // transformers has another default for `head_dim`, so this quotient is written.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
+        // Old configurations name the exact GELU.
+        export: Some(GgufExport {
+            activations: &["gelu"],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("gemma")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::{SANDWICH, TANH_GELU, add, quotient};
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// Number of layers in the largest model.
 const LAYERS_OF_27B: usize = 46;
@@ -32,6 +32,15 @@ pub static FAMILY: Family = Family {
         },
         // transformers has another default for `head_dim`, so this quotient is written.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
+        export: Some(GgufExport {
+            numbers: &[("attention.sliding_window", "sliding_window")],
+            floats: &[
+                ("attn_logit_softcapping", "attn_logit_softcapping"),
+                ("final_logit_softcapping", "final_logit_softcapping"),
+            ],
+            activations: &["gelu"],
+            ..GgufExport::PLAIN
+        }),
         overrides: SANDWICH,
         ..GgufFamily::new("gemma2")
     }),

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::{SANDWICH, TANH_GELU, add, quotient};
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// Number of layers in the largest model.
 const LAYERS_OF_27B: usize = 62;
@@ -19,7 +19,8 @@ pub static FAMILY: Family = Family {
             map,
             json!({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
                 "vocab_size": 262_208, "rope_local_base_freq": 1e4,
-                "query_pre_attn_scalar": 256, "sliding_window": 4096}),
+                "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                "max_position_embeddings": 131_072}),
         );
     },
     chat: Some(ChatFormat::Gemma),
@@ -41,6 +42,17 @@ pub static FAMILY: Family = Family {
                 "_sliding_window_pattern": 6});
             add(config, fields);
         },
+        export: Some(GgufExport {
+            numbers: &[("attention.sliding_window", "sliding_window")],
+            absent: &[
+                "use_bidirectional_attention",
+                "attn_logit_softcapping",
+                "final_logit_softcapping",
+            ],
+            multimodal: &["gemma3"],
+            activations: &["gelu"],
+            ..GgufExport::PLAIN
+        }),
         overrides: SANDWICH,
         ..GgufFamily::new("gemma3")
     }),

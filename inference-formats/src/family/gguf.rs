@@ -107,22 +107,50 @@ pub enum GgufChange {
 /// one family claims a file.
 pub(crate) type Claim = (&'static str, fn(&GgufHeader<'_>) -> Result<bool>);
 
-/// Metadata of an exported file that only this family has.
+/// Metadata of an exported file that only this family has. Keys have no prefix of the architecture;
+/// each has the field of `config.json` that contains its value.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy)]
 pub struct GgufExport {
-    /// Keys without the architecture's prefix, each with the field of `config.json` that contains
-    /// its value. If the field is missing, the value is 1.
+    /// Floats. If the field is missing, the value is 1.
     pub factors: Names,
+    /// Floats that are written if the field is present.
+    pub floats: Names,
+    /// Whole numbers that are written if the field is present.
+    pub numbers: Names,
+    /// Booleans that are written if the field is present.
+    pub flags: Names,
     /// Fields that a GGUF file cannot express, with the only value that readers assume.
     pub assumed: &'static [(&'static str, u32)],
+    /// Fields that a GGUF file cannot express. They must be missing, false, zero or empty.
+    pub absent: &'static [&'static str],
+    /// The `model_type`s of multimodal checkpoints whose text part can be exported.
+    pub multimodal: &'static [&'static str],
+    /// Other names that a `config.json` may have for the activation. The network is the same.
+    pub activations: &'static [&'static str],
 }
 
 impl GgufExport {
     /// No metadata in addition to the sizes.
     pub(super) const PLAIN: Self = Self {
         factors: &[],
+        floats: &[],
+        numbers: &[],
+        flags: &[],
         assumed: &[],
+        absent: &[],
+        multimodal: &[],
+        activations: &[],
+    };
+
+    /// Only the number of experts, and how many of them each token uses.
+    pub(super) const EXPERTS: Self = Self {
+        numbers: &[
+            ("expert_count", "num_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+        ],
+        absent: &["clip_qkv"],
+        ..Self::PLAIN
     };
 }
 

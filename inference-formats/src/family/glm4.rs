@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
             ("post_ffw_norm", "post_mlp_layernorm"),
             ("ffn_up", "mlp.gate_up_proj"),
         ],
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("glm4")
     }),
     ..Family::new(

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -14,6 +14,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         optional_biases: true,
         read: |header| Ok(json!({"use_qk_norm": header.has("attn_q_norm.weight")})),
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("hunyuan-dense")
     }),
     tensor_parallel: super::TensorParallel::Heads,

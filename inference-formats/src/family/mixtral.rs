@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Windows, fill};
 use crate::error::Result;
 use crate::limits;
 
@@ -18,6 +18,13 @@ pub static FAMILY: Family = Family {
         is_variant: true,
         permuted: true,
         mixture: "block_sparse_moe",
+        export: Some(GgufExport {
+            numbers: &[
+                ("expert_count", "num_local_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+            ],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("llama")
     }),
     tensor_parallel: super::TensorParallel::Heads,

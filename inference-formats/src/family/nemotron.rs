@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
         optional_biases: true,
         read: |header| Ok(json!({"mlp_bias": header.has("ffn_up.bias")})),
         write: |config| publish(config, &[("rms_norm_eps", "norm_eps")]),
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("nemotron")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Defaults, Family, GgufFamily, GgufHeader, Windows};
+use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Windows};
 use crate::error::Result;
 
 /// The descriptor of this family.
@@ -11,6 +11,10 @@ pub static FAMILY: Family = Family {
         permuted: true,
         layer_norm: true,
         read,
+        export: Some(GgufExport {
+            floats: &[("attention.clamp_kqv", "clip_qkv")],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("olmo")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 use crate::limits;
 
 /// The descriptor of this family.
@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
             let per_token = header.keys.required("expert_used_count", limits::EXPERTS)?;
             Ok(json!({"num_experts": header.experts()?, "num_experts_per_tok": per_token}))
         },
+        export: Some(GgufExport::EXPERTS),
         ..GgufFamily::new("olmoe")
     }),
     tensor_parallel: super::TensorParallel::HeadsAndNorms,

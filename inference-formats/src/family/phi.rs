@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -23,6 +23,7 @@ pub static FAMILY: Family = Family {
         activation: "gelu_new",
         layer_norm: true,
         write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("phi2")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -2,13 +2,17 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"original_max_position_embeddings": 4096})),
     gguf: Some(GgufFamily {
         read: |header| Ok(json!({"sliding_window": header.window()?})),
+        export: Some(GgufExport {
+            numbers: &[("attention.sliding_window", "sliding_window")],
+            ..GgufExport::PLAIN
+        }),
         overrides: &[("ffn_up", "mlp.gate_up_proj")],
         ..GgufFamily::new("phi3")
     }),

@@ -3,9 +3,20 @@
 use serde_json::{Value, json};
 
 use super::gguf::add;
-use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Names, Windows, fill};
 use crate::error::Result;
 use crate::limits;
+
+/// Keys of the sizes of Qwen's mixtures, each with its field of `config.json`.
+pub(super) const EXPERTS: Names = &[
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    (
+        "expert_shared_feed_forward_length",
+        "shared_expert_intermediate_size",
+    ),
+];
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +28,12 @@ pub static FAMILY: Family = Family {
                 "use_sliding_window": false});
             add(config, fields);
         },
+        export: Some(GgufExport {
+            numbers: EXPERTS,
+            assumed: &[("decoder_sparse_step", 1)],
+            absent: &["mlp_only_layers"],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("qwen2moe")
     }),
     tensor_parallel: super::TensorParallel::Heads,

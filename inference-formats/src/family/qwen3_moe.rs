@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::gguf::{add, quotient};
-use super::qwen2_moe::mixture;
-use super::{Defaults, Family, GgufFamily, Windows};
+use super::qwen2_moe::{self, mixture};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -21,6 +21,12 @@ pub static FAMILY: Family = Family {
                 "mlp_only_layers": []});
             add(config, fields);
         },
+        export: Some(GgufExport {
+            numbers: qwen2_moe::EXPERTS,
+            assumed: &[("decoder_sparse_step", 1)],
+            absent: &["mlp_only_layers"],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("qwen3moe")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +12,7 @@ pub static FAMILY: Family = Family {
         optional_biases: true,
         read: |header| Ok(json!({"attention_out_bias": header.has("attn_output.bias")})),
         overrides: &[("post_attention_norm", "post_attention_layernorm")],
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("seed_oss")
     }),
     tensor_parallel: super::TensorParallel::Heads,

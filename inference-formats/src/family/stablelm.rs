@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, Windows, fill};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -27,6 +27,10 @@ pub static FAMILY: Family = Family {
             }))
         },
         write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        export: Some(GgufExport {
+            flags: &[("use_parallel_residual", "use_parallel_residual")],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("stablelm")
     }),
     tensor_parallel: super::TensorParallel::Heads,

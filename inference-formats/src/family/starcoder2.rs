@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::{TANH_GELU, add};
-use super::{Defaults, Family, GgufFamily, Windows};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
             }
         },
         overrides: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("starcoder2")
     }),
     tensor_parallel: super::TensorParallel::Heads,

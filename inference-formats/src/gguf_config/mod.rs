@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod decoder_tests;
+mod difference;
 #[cfg(test)]
 mod further_tests;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod tokenizer;
 use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+pub use difference::difference;
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 

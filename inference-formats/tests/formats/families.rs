@@ -20,7 +20,19 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "tokenizer_gguf",
-        &["bert", "dbrx", "gemma4", "gpt2", "llama", "qwen2", "smollm"],
+        &[
+            "bert",
+            "command-r",
+            "dbrx",
+            "exaone-moe",
+            "gemma4",
+            "gpt2",
+            "llama",
+            "olmo",
+            "qwen2",
+            "qwen35",
+            "smollm",
+        ],
     ),
     (
         "inference-text",
