@@ -4,6 +4,7 @@
 mod common;
 mod convert;
 mod export_gguf;
+mod export_tokenizer;
 mod hostile;
 mod hostile_matrix;
 mod layouts;
