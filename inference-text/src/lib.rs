@@ -46,5 +46,6 @@ pub use bounded::Encoded;
 pub use chat_template::{ChatOptions, ChatTemplate};
 pub use detokenizer::{Detokenizer, Released};
 pub use limits::TextLimits;
+pub use pieces::byte_token;
 pub use pipeline::TextPipeline;
 pub use tokenizer::Tokenizer;

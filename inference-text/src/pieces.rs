@@ -240,8 +240,12 @@ impl PieceRule {
     }
 }
 
-/// The byte that a `<0xNN>` token represents.
-pub(crate) fn byte_token(token: &str) -> Option<u8> {
+/// The byte that a `<0xNN>` token represents; `None` for other tokens.
+///
+/// ```
+/// assert_eq!(inference_text::byte_token("<0x0A>"), Some(10));
+/// ```
+pub fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if hex.len() != 2 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;

@@ -5,6 +5,7 @@ use std::path::Path;
 use inference::{Error, ErrorKind, Result};
 use inference_formats::config::{RopeScaling, llama3_stretch};
 use inference_formats::family::{Family, GgufExport, GgufFamily};
+use inference_formats::gguf_config::is_unset;
 use inference_formats::{ModelConfig, files, python_json};
 use serde_json::{Map, Value};
 
@@ -150,13 +151,8 @@ impl Config {
         let model_type = model_type.unwrap_or_default().to_owned();
         let (gguf, export) = exported(&model_type)?;
         let model = ModelConfig::from_map(fields)?;
-        let unset = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(all) => all.is_empty(),
-            value => value.as_f64() == Some(0.0),
-        };
         for field in export.absent {
-            if let Some(value) = model.fields.get(*field).filter(|value| !unset(value)) {
+            if let Some(value) = model.fields.get(*field).filter(|value| !is_unset(value)) {
                 return Err(unsupported(format!(
                     "{field} is {value}, which a GGUF file of this architecture cannot express"
                 )));
@@ -181,11 +177,15 @@ impl Config {
         format!("{}.{name}", self.gguf.architecture)
     }
 
+    /// The number of elements of a head that rotate.
+    fn rotated(&self) -> usize {
+        (self.model.rope.partial * self.model.head_size() as f32).round() as usize
+    }
+
     /// Writes the keys of the architecture. Returns the factors of rotary wavelengths.
     pub fn write(&self, to: &mut Metadata) -> Result<Vec<Factors>> {
         let model = &self.model;
         let head_dim = model.head_size();
-        let rotated = (model.rope.partial * head_dim as f32).round();
         let epsilon = match self.gguf.layer_norm {
             true => "attention.layer_norm_epsilon",
             false => "attention.layer_norm_rms_epsilon",
@@ -198,7 +198,7 @@ impl Config {
             ("attention.head_count_kv", model.num_key_value_heads),
             ("attention.key_length", head_dim),
             ("attention.value_length", head_dim),
-            ("rope.dimension_count", rotated as usize),
+            ("rope.dimension_count", self.rotated()),
             ("vocab_size", model.vocab_size),
         ] {
             // The limits of a checked configuration are far below 2^32.
@@ -271,9 +271,9 @@ impl Config {
                 original_context,
             } => {
                 let bounds = [*low_freq_factor, *high_freq_factor].map(f64::from);
-                let (theta, head_dim) = (f64::from(rope.theta), self.model.head_size());
-                let factors = (0..head_dim / 2).map(|pair| {
-                    let exponent = (2 * pair) as f64 / head_dim as f64;
+                let (theta, rotated) = (f64::from(rope.theta), self.rotated());
+                let factors = (0..rotated / 2).map(|pair| {
+                    let exponent = (2 * pair) as f64 / rotated as f64;
                     let wave = 2.0 * std::f64::consts::PI * theta.powf(exponent);
                     let (factor, context) = (f64::from(*factor), f64::from(*original_context));
                     llama3_stretch(wave, factor, bounds, context) as f32

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
 use inference_formats::GgufTokenizerParts;
-use inference_text::Tokenizer;
+use inference_text::{Tokenizer, byte_token};
 use serde_json::Value;
 
 use super::metadata::Metadata;
@@ -124,7 +124,7 @@ fn parts(json: &Value, tokenizer: &Tokenizer, rows: usize) -> Result<GgufTokeniz
         Ok(())
     };
     for (token, id) in model["vocab"].as_object().into_iter().flatten() {
-        let kind = match pieces && is_byte(token) {
+        let kind = match pieces && byte_token(token).is_some() {
             true => BYTE,
             false => NORMAL,
         };
@@ -194,14 +194,6 @@ fn pair(rule: &Value) -> Result<(&str, &str)> {
             format!("the merge {rule} is not a pair of texts"),
         )
     })
-}
-
-/// Whether a token stands for a byte, as `<0x0A>`.
-fn is_byte(token: &str) -> bool {
-    let digits = token
-        .strip_prefix("<0x")
-        .and_then(|rest| rest.strip_suffix('>'));
-    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
 /// The score of each token. SentencePiece first joins the two adjacent pieces whose union has the

@@ -8,8 +8,7 @@ use crate::error::Result;
 use crate::family::PLAIN;
 use crate::gguf::Gguf;
 
-/// Fields of a file that [`ModelConfig`] contains in another form, that tensors determine, or that
-/// only describe the training.
+/// Fields of a file that [`ModelConfig`] contains in another form, or that tensors determine.
 const COMPARED_OTHERWISE: [&str; 25] = [
     "model_type",
     "hidden_size",
@@ -145,17 +144,21 @@ fn approximates_gelu(activation: &str) -> bool {
     ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"].contains(&activation)
 }
 
-/// Whether two fields have one meaning. A missing field means no, none or zero.
-fn equal(own: &Value, read: &Value) -> bool {
-    let absent = |value: &Value| match value {
+/// Whether a field means the same as a missing one: it is null, false, zero or empty.
+pub fn is_unset(value: &Value) -> bool {
+    match value {
         Value::Null | Value::Bool(false) => true,
-        Value::Number(n) => n.as_f64() == Some(0.0),
-        _ => false,
-    };
+        Value::Array(all) => all.is_empty(),
+        value => value.as_f64() == Some(0.0),
+    }
+}
+
+/// Whether two fields have one meaning.
+fn equal(own: &Value, read: &Value) -> bool {
     match (own.as_f64(), read.as_f64()) {
         // Files have floats of 32 bits.
         (Some(own), Some(read)) => own as f32 == read as f32,
-        _ => own == read || (absent(own) && absent(read)),
+        _ => own == read || (is_unset(own) && is_unset(read)),
     }
 }
 
@@ -165,10 +168,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_missing_field_is_none_false_or_zero() {
+    fn a_missing_field_is_none_false_zero_or_empty() {
         for (own, read) in [
             (json!(null), json!(false)),
             (json!(0), json!(null)),
+            (json!([]), json!(null)),
             (json!(1), json!(1.0)),
             (json!(0.1), json!(0.1f32)),
             (json!("silu"), json!("silu")),

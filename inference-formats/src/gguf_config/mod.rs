@@ -18,7 +18,7 @@ mod tokenizer;
 use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-pub use difference::difference;
+pub use difference::{difference, is_unset};
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
